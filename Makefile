@@ -1,0 +1,66 @@
+# Everything a person or CI does here. Only make and Python 3.11 or newer are needed.
+
+PYTHON ?= python3
+PORT ?= 3000
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PROTO_BIN := .venv-proto/bin
+PIP := -m pip --disable-pip-version-check --quiet --quiet
+MINILM := .models/all-MiniLM-L6-v2
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format proto proto-check docker build
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/.made ## serve all-MiniLM-L6-v2 on port 3000 (PORT=..., ARGS="--max-batch-tokens 4096")
+	@$(BIN)/python scripts/fetch_demo_model.py minilm
+	@exec $(BIN)/tei-grpc --model-id $(MINILM) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.made ## all tests; one file: make test ARGS=tests/unit/test_cli.py
+	@$(BIN)/python scripts/fetch_demo_model.py minilm splade
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.made proto-check ## style, types, import rules, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_options.py --check
+
+format: $(VENV)/.made ## rewrite the code in the project's style, and the options table
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/python scripts/generate_options.py
+
+proto: .venv-proto/.made ## generate the stubs from proto/tei.proto
+	$(PROTO_BIN)/python scripts/generate_stubs.py
+
+proto-check: .venv-proto/.made ## fail when the stubs are stale
+	$(PROTO_BIN)/python scripts/generate_stubs.py --check
+
+docker: ## the image, on CPU: TORCH_INDEX picks torch's wheels
+	docker build -f Dockerfile-grpc -t tei-grpc:cpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+
+build: $(VENV)/.made ## wheel and sdist in dist/
+	$(BIN)/python -m build
+
+# A stamp newer than pyproject.toml says that the environment holds what it names.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	@echo "Making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.made: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing tei-grpc and its tools (torch is large: the first time takes minutes)"
+	@$(BIN)/python $(PIP) install -e '.[dev]'
+	@touch $@
+
+# Generated code needs a protobuf at least as new as its generator: an old generator, in an environment of its own.
+.venv-proto/.made: Makefile
+	@echo "Making .venv-proto"
+	@$(PYTHON) -m venv .venv-proto
+	@$(PROTO_BIN)/python $(PIP) install grpcio-tools==1.76.0 setuptools==80.9.0
+	@touch $@
