@@ -1,0 +1,1 @@
+"""Generated from proto/tei.proto; `make proto` writes it. Messages and stubs for what the client does not cover."""

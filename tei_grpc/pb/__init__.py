@@ -1,0 +1,1 @@
+"""Generated from proto/tei.proto by `make proto`; nothing else lives here."""
