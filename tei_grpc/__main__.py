@@ -1,0 +1,7 @@
+"""`python -m tei_grpc` is `tei-grpc`."""
+
+import sys
+
+from tei_grpc.cli import main
+
+sys.exit(main())

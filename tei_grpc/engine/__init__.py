@@ -1,0 +1,1 @@
+"""The line that a request walks; knows nothing of gRPC."""

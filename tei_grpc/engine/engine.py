@@ -1,0 +1,297 @@
+"""The engine: each public verb is the list of stages that a request walks. It is the Python API, too."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from tei_grpc.config import EngineConfig
+from tei_grpc.engine import finish, validation
+from tei_grpc.engine.device import Device
+from tei_grpc.engine.info import describe
+from tei_grpc.engine.request import Request
+from tei_grpc.engine.reranking import Answer, Reranking, all_in_order
+from tei_grpc.engine.tokenizer import Tokenizer
+from tei_grpc.errors import DeadlineError, UnavailableError
+from tei_grpc.loading import hub
+from tei_grpc.loading.model_config import ModelConfig, read_model_config
+from tei_grpc.metrics import Metrics
+from tei_grpc.types import (
+    Caller,
+    EmbedAllResult,
+    EmbedResult,
+    EmbedSparseResult,
+    Encoding,
+    Entry,
+    Failure,
+    Input,
+    Kind,
+    Metadata,
+    ModelFacts,
+    Output,
+    PredictResult,
+    RerankResult,
+    Scoring,
+    SimpleToken,
+    State,
+)
+
+UNARY = Caller()
+SCORING = Scoring()
+
+
+class Loaded(NamedTuple):
+    """What the engine has once the model is there."""
+
+    model: ModelConfig
+    tokenizer: Tokenizer
+    device: Device
+    facts: ModelFacts
+
+
+class Engine:
+    """Serves one model. `async with Engine(EngineConfig(model_id=...)) as engine: await engine.embed("text")`.
+
+    All verbs raise TeiError only, besides CancelledError when the calling task is cancelled; then the entry leaves the
+    queue. To be used from one event loop.
+    """
+
+    def __init__(self, config: EngineConfig, device: Device | None = None, metrics: Metrics | None = None) -> None:
+        self.config = config
+        self.metrics = metrics or Metrics()
+        self.state = State.LOADING
+        self._device = device
+        self._loaded: Loaded | None = None
+        self._watchers: list[Callable[[State], None]] = []
+        self._pending: dict[int, asyncio.Future[Output]] = {}
+        self._ids = count()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Find the checkpoint, load it, warm it up. Raises StartupError."""
+        checkpoint = await asyncio.to_thread(hub.fetch, self.config)
+        model = await asyncio.to_thread(read_model_config, checkpoint.folder, self.config)
+        tokenizer = await asyncio.to_thread(Tokenizer, model, self.config)
+        self.metrics.serve_model(model.max_input_length)
+        if self._device is None:
+            self._device = _local_device(model, self.config, self.metrics)
+        facts = await self._device.start(self._deliver, self._follow_device)
+        self._loaded = Loaded(model, tokenizer, self._device, facts)
+        self.info = describe(self.config, model, facts, sha=checkpoint.sha, tokenization_workers=tokenizer.workers)
+        self._set_state(State.SERVING)
+
+    async def stop(self) -> None:
+        """Fail what still waits with UnavailableError and let go of the model."""
+        self.drain()
+        if self._device is not None:
+            await self._device.stop()
+        if self._loaded is not None:
+            self._loaded.tokenizer.close()
+            self._loaded = None
+
+    def drain(self) -> None:
+        """Tell watchers that the end is near. Running calls go on; front doors let no new ones in."""
+        self._set_state(State.DRAINING)
+
+    def on_state(self, watcher: Callable[[State], None]) -> None:
+        """Call `watcher` on the event loop at every change of `state`."""
+        self._watchers.append(watcher)
+
+    async def embed(
+        self, input: Input | str, *, normalize: bool = True, dimensions: int | None = None, caller: Caller = UNARY
+    ) -> EmbedResult:
+        """One pooled vector [dimensions], float32; of unit length if `normalize`."""
+        with Request(self.metrics, caller) as request:
+            loaded = self._checked()
+            input = _input(input)
+            validation.check_kind(loaded.model, Kind.EMBED, normalize=normalize)
+            validation.check_input(loaded.model, input)
+            validation.check_dimensions(dimensions, loaded.facts.embedding_size)
+            answer = await self._answer(loaded, Kind.EMBED, input, caller)
+            vector = finish.embedding(answer.output.arrays[0], normalize=normalize, dimensions=dimensions)
+            request.succeed(answer.metadata)
+            return EmbedResult(vector, answer.metadata)
+
+    async def embed_all(self, input: Input | str, *, caller: Caller = UNARY) -> EmbedAllResult:
+        """One vector per token [tokens, hidden], float32; special tokens included, never normalized."""
+        with Request(self.metrics, caller) as request:
+            loaded = self._checked()
+            input = _input(input)
+            validation.check_kind(loaded.model, Kind.EMBED_ALL)
+            validation.check_input(loaded.model, input)
+            answer = await self._answer(loaded, Kind.EMBED_ALL, input, caller)
+            request.succeed(answer.metadata)
+            return EmbedAllResult(answer.output.arrays[0], answer.metadata)
+
+    async def embed_sparse(self, input: Input | str, *, caller: Caller = UNARY) -> EmbedSparseResult:
+        """The non-zero entries of one vocabulary-sized vector."""
+        with Request(self.metrics, caller) as request:
+            loaded = self._checked()
+            input = _input(input)
+            validation.check_kind(loaded.model, Kind.EMBED_SPARSE)
+            validation.check_input(loaded.model, input)
+            answer = await self._answer(loaded, Kind.EMBED_SPARSE, input, caller)
+            indices, values = answer.output.arrays
+            request.succeed(answer.metadata)
+            return EmbedSparseResult(indices, values, answer.metadata)
+
+    async def predict(
+        self, texts: str | Sequence[str], *, scoring: Scoring = SCORING, caller: Caller = UNARY
+    ) -> PredictResult:
+        """Every label with its score, best first, for a text or a pair of texts."""
+        with Request(self.metrics, caller) as request:
+            loaded = self._checked()
+            texts = (texts,) if isinstance(texts, str) else texts
+            validation.check_arity(texts)
+            input = _scored(*texts, scoring=scoring)
+            validation.check_kind(loaded.model, Kind.PREDICT)
+            validation.check_input(loaded.model, input)
+            answer = await self._answer(loaded, Kind.PREDICT, input, caller)
+            predictions = finish.predictions(
+                answer.output.arrays[0],
+                loaded.model.labels,
+                raw_scores=scoring.raw_scores,
+                multi_label=loaded.model.multi_label,
+            )
+            request.succeed(answer.metadata)
+            return PredictResult(predictions, answer.metadata)
+
+    async def rerank(
+        self, query: str, texts: Sequence[str], *, scoring: Scoring = SCORING, caller: Caller = UNARY
+    ) -> RerankResult:
+        """The texts by their relevance to the query, best first. Each text waits for a permit of its own."""
+        validation.check_some(texts)
+        with self.reranking(caller) as reranking:
+            validation.check_texts(texts, self.config.max_client_batch_size)
+            inputs = [_scored(query, text, scoring=scoring) for text in texts]
+            scores = await all_in_order([reranking.score(input) for input in inputs])
+            return reranking.rank(scores, raw_scores=scoring.raw_scores)
+
+    def reranking(self, caller: Caller = UNARY) -> Reranking:
+        """One Rerank request whose texts may come one after the other. Raises ModelTypeError."""
+        loaded = self._checked()
+        validation.check_reranker(loaded.model)
+        waiting = replace(caller, waits=True)
+        return Reranking(
+            loaded.model,
+            Request(self.metrics, caller, "batch"),
+            lambda input: self._answer(loaded, Kind.PREDICT, input, waiting),
+        )
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[SimpleToken]:
+        """Every token of the prompt and the text, with UTF-8 byte offsets. Never truncates."""
+        loaded = self._checked()
+        validation.check_text(loaded.model, text)
+        return await loaded.tokenizer.tokenize(text, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        loaded = self._checked()
+        validation.check_ids(ids)
+        return await loaded.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _checked(self) -> Loaded:
+        if self._loaded is None:
+            raise UnavailableError("The model is not loaded")
+        return self._loaded
+
+    async def _answer(self, loaded: Loaded, kind: Kind, input: Input, caller: Caller) -> Answer:
+        """Permit -> tokenize -> queue -> batch -> model -> output; the permit is held to the end."""
+        self.metrics.input_started(kind)
+        turn = loaded.device.admit(waits=caller.waits)
+        if turn is not None:
+            await turn
+        try:
+            started = time.monotonic_ns()
+            _check_deadline(caller, started)
+            encoding = await loaded.tokenizer.encode(input)
+            queued = time.monotonic_ns()
+            _check_deadline(caller, queued)
+            self.metrics.input_length(len(encoding.input_ids))
+            output = await self._infer(loaded.device, _entry(next(self._ids), kind, encoding, caller, queued))
+            metadata = _metadata(input, encoding, output, started, queued)
+            self.metrics.input_succeeded(kind, metadata)
+            return Answer(output, metadata)
+        finally:
+            loaded.device.release()
+
+    async def _infer(self, device: Device, entry: Entry) -> Output:
+        future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        self._pending[entry.id] = future
+        try:
+            device.submit(entry)
+            return await future
+        except asyncio.CancelledError:
+            device.cancel(entry.id)
+            raise
+        finally:
+            self._pending.pop(entry.id, None)
+
+    def _deliver(self, results: Sequence[Output | Failure]) -> None:
+        for result in results:
+            future = self._pending.pop(result.id, None)
+            if future is None or future.done():
+                continue  # the caller has left
+            if isinstance(result, Failure):
+                future.set_exception(result.error)
+            else:
+                future.set_result(result)
+
+    def _follow_device(self, healthy: bool) -> None:
+        self._set_state(State.SERVING if healthy else State.UNHEALTHY)
+
+    def _set_state(self, state: State) -> None:
+        if self.state in (state, State.DRAINING):
+            return
+        self.state = state
+        for watcher in self._watchers:
+            watcher(state)
+
+
+def _local_device(model: ModelConfig, config: EngineConfig, metrics: Metrics) -> Device:
+    from tei_grpc.engine.worker import Worker  # only a process that runs the model needs it
+
+    return Worker(model, config, metrics)
+
+
+def _input(input: Input | str) -> Input:
+    return Input(input) if isinstance(input, str) else input
+
+
+def _scored(text: str, pair: str | None = None, *, scoring: Scoring) -> Input:
+    return Input(text, pair, truncate=scoring.truncate, truncation_direction=scoring.truncation_direction)
+
+
+def _entry(id: int, kind: Kind, encoding: Encoding, caller: Caller, queued: int) -> Entry:
+    return Entry(
+        id, kind, encoding.input_ids, encoding.token_type_ids, encoding.prompt_tokens, caller.deadline_ns, queued
+    )
+
+
+def _check_deadline(caller: Caller, now: int) -> None:
+    if caller.deadline_ns is not None and caller.deadline_ns <= now:
+        raise DeadlineError
+
+
+def _metadata(input: Input, encoding: Encoding, output: Output, started: int, queued: int) -> Metadata:
+    return Metadata(
+        compute_chars=input.chars,
+        compute_tokens=len(encoding.input_ids),
+        total_time_ns=time.monotonic_ns() - started,
+        tokenization_time_ns=queued - started,
+        queue_time_ns=output.queue_ns,
+        inference_time_ns=output.inference_ns,
+    )

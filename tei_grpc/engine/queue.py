@@ -1,0 +1,129 @@
+"""What waits for the device: permits for requests (event loop), and the first-in-first-out queue of entries."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable
+from typing import NamedTuple
+
+from tei_grpc.engine.batch import fill
+from tei_grpc.errors import OverloadedError
+from tei_grpc.types import Entry
+
+
+class Admission:
+    """One semaphore of permits, for use on the event loop.
+
+    Callers that do not wait fail at once when none is free. Callers that wait are served in order, and leave the last
+    quarter of the permits to the others, so that streams cannot starve unary calls.
+    """
+
+    def __init__(self, permits: int) -> None:
+        self.permits = permits
+        self.free = permits
+        self._reserved = permits // 4
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def admit(self, *, waits: bool) -> Awaitable[None] | None:
+        """Take a permit now (None), or by awaiting the returned object. Raises OverloadedError."""
+        if not waits:
+            if self.free == 0:
+                raise OverloadedError
+            self.free -= 1
+            return None
+        if self.free > self._reserved and not self._waiting:
+            self.free -= 1
+            return None
+        return self._wait()
+
+    async def _wait(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the permit had been handed over already
+                self.release()
+            elif turn in self._waiting:  # else `release` has skipped it in the meantime
+                self._waiting.remove(turn)
+            raise
+
+    def release(self) -> None:
+        """Give a permit back; the first waiter, if any may go, gets it."""
+        self.free += 1
+        while self._waiting and self.free > self._reserved:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self.free -= 1
+                turn.set_result(None)
+
+
+class Taken(NamedTuple):
+    """What leaves the queue at once: entries to run, and entries whose deadline has passed."""
+
+    batch: list[Entry]
+    expired: list[Entry]
+
+
+class Queue:
+    """Entries in order of arrival, between the event loop and the device's thread."""
+
+    def __init__(self, max_tokens: int, max_requests: int | None) -> None:
+        self._max_tokens = max_tokens
+        self._max_requests = max_requests
+        self._entries: dict[int, Entry] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry: Entry) -> bool:
+        """Append an entry; False when the queue is closed."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._entries[entry.id] = entry
+            self._changed.notify()
+            return True
+
+    def cancel(self, entry_id: int) -> bool:
+        """Remove an entry; False when it has left already."""
+        with self._changed:
+            return self._entries.pop(entry_id, None) is not None
+
+    def take(self, timeout: float | None = None) -> Taken | None:
+        """The next batch, formed now; waits while the queue is empty. None once it is closed, or after `timeout` s."""
+        with self._changed:
+            while not self._entries:
+                if self._closed or not self._changed.wait(timeout):
+                    return None
+            return self._take()
+
+    def close(self) -> list[Entry]:
+        """Take nothing more in; hands back what was waiting."""
+        with self._changed:
+            self._closed = True
+            left = list(self._entries.values())
+            self._entries.clear()
+            self._changed.notify()
+            return left
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue takes nothing more in."""
+        return self._closed
+
+    def _take(self) -> Taken:
+        now = time.monotonic_ns()
+        expired = [
+            entry for entry in self._entries.values() if entry.deadline_ns is not None and entry.deadline_ns <= now
+        ]
+        for entry in expired:
+            del self._entries[entry.id]
+        waiting = list(self._entries.values())
+        batch = [waiting[i] for i in fill(map(len, waiting), self._max_tokens, self._max_requests)]
+        for entry in batch:
+            del self._entries[entry.id]
+        return Taken(batch, expired)

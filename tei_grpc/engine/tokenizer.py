@@ -1,0 +1,173 @@
+"""Texts to encodings and back: one immutable tokenizer shared by all threads, prompts, truncation, offsets."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import tokenizers
+
+from tei_grpc.config import EngineConfig
+from tei_grpc.engine import validation
+from tei_grpc.errors import StartupError, TeiError, TokenizationError
+from tei_grpc.loading.model_config import ModelConfig
+from tei_grpc.types import Encoding, Input, SimpleToken, TruncationDirection
+
+T = TypeVar("T")
+
+# Below this many characters a text is tokenized where it stands: that takes less than a hop to another thread and back,
+# and keeps the event loop for well under a millisecond.
+INLINE_CHARS = 256
+
+MAX_WORKERS = 64
+
+
+class Tokenizer:
+    """The model's tokenizer. Truncation is an argument of each call, never a state of the shared object."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        self.workers = config.tokenization_workers or min(max((os.cpu_count() or 1) - 1, 1), MAX_WORKERS)
+        self._model = model
+        self._tokenizer = load(model.folder)
+        self._tokenizer.encode_special_tokens = config.split_special_tokens
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        """End the pool; what has not begun is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def encode(self, input: Input) -> Encoding:
+        """The input as the model will see it. Raises ValidationError, TokenizationError."""
+        return await self._run(input.chars, lambda: self._encode(input))
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool, prompt_name: str | None) -> list[SimpleToken]:
+        """Every token of the prompt and the text. Raises ValidationError, TokenizationError."""
+        prompt = validation.resolve_prompt(self._model, prompt_name)
+        return await self._run(len(text), lambda: self._tokenize(prompt + text, add_special_tokens))
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids; ids outside the vocabulary are skipped. Raises TokenizationError."""
+        return await self._run(len(ids), lambda: self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        try:
+            if size <= INLINE_CHARS:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except (TeiError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise TokenizationError("tokenizer error: the input could not be tokenized") from error
+
+    def _encode(self, input: Input) -> Encoding:
+        prompt = "" if input.pair is not None else validation.resolve_prompt(self._model, input.prompt_name)
+        text, pair = self._cut(input)
+        first = self._tokenizer.encode(self._cased(prompt + text), add_special_tokens=False)
+        second = None if pair is None else self._tokenizer.encode(self._cased(pair), add_special_tokens=False)
+        limit, whole = self._model.max_input_length, len(first)
+        if input.truncate:
+            truncate(self._tokenizer, first, second, limit, input.truncation_direction)
+        encoding = self._tokenizer.post_process(first, second)
+        validation.check_tokens(len(encoding.ids), limit)
+        cut_in_front = whole - len(first) if input.truncation_direction is TruncationDirection.LEFT else 0
+        return Encoding(
+            np.array(encoding.ids, np.int32),
+            None if second is None else np.array(encoding.type_ids, np.int32),
+            0 if self._model.include_prompt or not prompt else max(0, self._prompt_tokens(prompt) - cut_in_front),
+        )
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._model.lower_case else text
+
+    def _cut(self, input: Input) -> tuple[str, str | None]:
+        """Drop what truncation would drop anyway, before it costs tokenizing; `max_chars` characters stay."""
+        limit = validation.max_chars(self._model.max_input_length)
+        if input.chars <= limit:
+            return input.text, input.pair
+        if input.pair is None:
+            return cut(input.text, limit, input.truncation_direction), None
+        half = limit // 2
+        return cut(input.text, half, input.truncation_direction), cut(input.pair, half, input.truncation_direction)
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Leading tokens that belong to the prompt, the special ones before it included, the closing one not."""
+        encoding = self._tokenizer.encode(self._cased(prompt))
+        return len(encoding.ids) - sum(encoding.special_tokens_mask[-1:])
+
+    def _tokenize(self, text: str, add_special_tokens: bool) -> list[SimpleToken]:
+        cased = self._cased(text)
+        encoding = self._tokenizer.encode(cased, add_special_tokens=add_special_tokens)
+        source = text if len(text) == len(cased) else cased  # a few letters change their length with their case
+        return list(simple_tokens(self._tokenizer, encoding, source))
+
+
+def load(folder: Path) -> tokenizers.Tokenizer:
+    """tokenizer.json of `folder`, its own truncation and padding switched off. Raises StartupError."""
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise StartupError(f"`tokenizer.json` not found in `{folder}`")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        version = tokenizers.__version__
+        raise StartupError(f"`{file}` cannot be read by tokenizers {version}: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def truncate(
+    tokenizer: tokenizers.Tokenizer,
+    first: tokenizers.Encoding,
+    second: tokenizers.Encoding | None,
+    limit: int,
+    direction: TruncationDirection,
+) -> None:
+    """Cut the texts, in place, so that with special tokens they fit `limit` tokens; the longer one gives first."""
+    room = max(0, limit - tokenizer.num_special_tokens_to_add(second is not None))
+    side: Literal["left", "right"] = direction.value
+    keep_first, keep_second = longest_first(len(first), len(second) if second is not None else 0, room)
+    first.truncate(keep_first, direction=side)
+    if second is not None:
+        second.truncate(keep_second, direction=side)
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Tokens of each text that fit `room`, as the tokenizers library's `longest_first` strategy keeps them."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second)
+    if 2 * shorter <= room:  # the longer text alone gives way
+        shorter, longer = shorter, room - shorter
+    else:
+        shorter, longer = room // 2, room - room // 2
+    return (longer, shorter) if first > second else (shorter, longer)
+
+
+def cut(text: str, chars: int, direction: TruncationDirection) -> str:
+    """The head of `text`, or its tail when it is truncated on the left."""
+    if len(text) <= chars:
+        return text
+    return text[-chars:] if direction is TruncationDirection.LEFT else text[:chars]
+
+
+def simple_tokens(tokenizer: tokenizers.Tokenizer, encoding: tokenizers.Encoding, text: str) -> Iterator[SimpleToken]:
+    """Tokens with UTF-8 byte offsets into `text` (the library counts characters) and the text they stand for."""
+    byte_of = byte_offsets(text)
+    rows = zip(encoding.ids, encoding.special_tokens_mask, encoding.offsets, strict=True)
+    for token, special, (start, stop) in rows:
+        if special:
+            yield SimpleToken(token, tokenizer.id_to_token(token) or "", True, None, None)
+        else:
+            yield SimpleToken(token, text[start:stop], False, byte_of[start], byte_of[stop])
+
+
+def byte_offsets(text: str) -> Sequence[int]:
+    """For each character position of `text`, its end included: the UTF-8 byte at which it starts."""
+    if text.isascii():
+        return range(len(text) + 1)
+    return list(accumulate((len(char.encode()) for char in text), initial=0))

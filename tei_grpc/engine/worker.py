@@ -1,0 +1,182 @@
+"""The in-process device: one thread that owns the model, takes batches from the queue and delivers their outputs."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tei_grpc.config import EngineConfig
+from tei_grpc.engine.batch import pack
+from tei_grpc.engine.device import Deliver
+from tei_grpc.engine.queue import Admission, Queue
+from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError
+from tei_grpc.loading.model_config import ModelConfig
+from tei_grpc.metrics import Metrics
+from tei_grpc.types import Entry, Failure, ModelFacts, Output
+
+if TYPE_CHECKING:
+    from tei_grpc.engine.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+GONE = "The model runner is gone"
+RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
+
+
+class Worker:
+    """A Device in this process. Queue and permits live here, on the device's side of the seam."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, metrics: Metrics) -> None:
+        self._model = model
+        self._config = config
+        self._metrics = metrics
+        self._admission = Admission(config.max_concurrent_requests)
+        self._queue = Queue(config.max_batch_tokens, config.max_batch_requests)
+        self._thread = threading.Thread(target=self._main, name="device", daemon=True)
+        self._running: Sequence[Entry] = ()
+        self._healthy = True
+
+    async def start(self, deliver: Deliver, on_state: Callable[[bool], None]) -> ModelFacts:
+        """See Device."""
+        self._loop = asyncio.get_running_loop()
+        self._deliver = deliver
+        self._on_state = on_state
+        self._ready: asyncio.Future[ModelFacts] = self._loop.create_future()
+        self._thread.start()
+        return await self._ready
+
+    def admit(self, *, waits: bool) -> Awaitable[None] | None:
+        """See Device."""
+        return self._admission.admit(waits=waits)
+
+    def release(self) -> None:
+        """See Device."""
+        self._admission.release()
+
+    def submit(self, entry: Entry) -> None:
+        """See Device."""
+        if not self._queue.put(entry):
+            raise UnavailableError(GONE)
+        self._metrics.queue_size(len(self._queue))
+
+    def cancel(self, entry_id: int) -> None:
+        """See Device."""
+        if self._queue.cancel(entry_id):
+            self._metrics.queue_size(len(self._queue))
+
+    async def stop(self) -> None:
+        """See Device."""
+        self._fail(self._queue.close(), lambda: UnavailableError("The server is shutting down"))
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    def _main(self) -> None:
+        try:
+            runner = self._load()
+            if runner is not None:
+                self._serve(runner)
+        except BaseException:  # nobody above a thread could do more with it
+            logger.exception("the device thread ended")
+        finally:
+            if not self._queue.closed:
+                self._set_healthy(False)
+            self._fail([*self._running, *self._queue.close()], lambda: UnavailableError(GONE))
+
+    def _load(self) -> "Runner | None":
+        try:
+            runner = self._load_runner()
+            runner.warm_up()
+        except Exception as error:
+            self._call(self._settle, _startup_error(error))
+            self._queue.close()
+            return None
+        self._call(self._settle, runner.facts)
+        return runner
+
+    def _load_runner(self) -> "Runner":
+        from tei_grpc.engine.runner import Runner  # torch takes seconds to import: here, not on the event loop
+
+        return Runner(self._model, self._config)
+
+    def _settle(self, result: ModelFacts | StartupError) -> None:
+        if self._ready.done():
+            return
+        if isinstance(result, StartupError):
+            self._ready.set_exception(result)
+        else:
+            self._ready.set_result(result)
+
+    def _serve(self, runner: "Runner") -> None:
+        while not self._queue.closed:
+            taken = self._queue.take(None if self._healthy else RETRY_SECONDS)
+            if taken is None:
+                self._check(runner)
+                continue
+            self._metrics.queue_size(len(self._queue))
+            self._fail(taken.expired, DeadlineError)
+            self._running = taken.batch
+            succeeded = not taken.batch or self._run(runner, taken.batch)
+            self._running = ()
+            if not succeeded:
+                self._check(runner)
+
+    def _run(self, runner: "Runner", entries: Sequence[Entry]) -> bool:
+        """Run and deliver a batch; one that raises is split in halves, so that only the entries at fault fail."""
+        try:
+            started = time.monotonic_ns()
+            results = runner.run(pack(entries))
+            inference_ns = time.monotonic_ns() - started
+            outputs = [_result(*pair, started, inference_ns) for pair in zip(entries, results, strict=True)]
+        except Exception:
+            logger.exception("a batch of %d failed", len(entries))
+            if len(entries) == 1:
+                self._fail(entries, lambda: InferenceError("Inference failed"))
+                return False
+            middle = len(entries) // 2
+            halves = (self._run(runner, entries[:middle]), self._run(runner, entries[middle:]))
+            return all(halves)
+        self._metrics.batch_formed(len(entries), sum(map(len, entries)))
+        self._call(self._deliver, outputs)
+        return True
+
+    def _check(self, runner: "Runner") -> None:
+        """After a failure: does the model still run at all? Health follows the answer."""
+        if self._queue.closed:
+            return
+        try:
+            runner.check()
+        except Exception:
+            logger.exception("the model does not run")
+            self._set_healthy(False)
+        else:
+            self._set_healthy(True)
+
+    def _set_healthy(self, healthy: bool) -> None:
+        if healthy != self._healthy:
+            self._healthy = healthy
+            self._call(self._on_state, healthy)
+
+    def _fail(self, entries: Sequence[Entry], error: Callable[[], TeiError]) -> None:
+        if entries:
+            self._call(self._deliver, [Failure(entry.id, error()) for entry in entries])
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            logger.debug("event loop closed")
+
+
+def _result(entry: Entry, result: "tuple[object, ...] | TeiError", started: int, inference_ns: int) -> Output | Failure:
+    if isinstance(result, TeiError):
+        return Failure(entry.id, result)
+    return Output(entry.id, result, started - entry.queued_ns, inference_ns)  # type: ignore[arg-type]
+
+
+def _startup_error(error: Exception) -> StartupError:
+    if isinstance(error, StartupError):
+        return error
+    logger.error("loading failed", exc_info=error)
+    return StartupError(f"The model could not be loaded: {type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""From a model id to files, their description and their tensors."""

@@ -1,0 +1,62 @@
+"""Small files of a checkpoint."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tei_grpc.errors import StartupError
+
+T = TypeVar("T")
+
+JSON_NAMES = {str: "a string", int: "a whole number", list: "a list", dict: "an object"}
+
+
+def read_object(file: Path) -> Mapping[str, Any]:
+    """The JSON object in `file`. Raises StartupError naming it when it is missing or something else."""
+    content = _read(file)
+    if content is None:
+        raise StartupError(f"`{file.name}` not found in `{file.parent}`")
+    return _checked_object(content, file)
+
+
+def read_optional_object(file: Path) -> Mapping[str, Any]:
+    """The JSON object in `file`, empty when there is no such file. Raises StartupError for anything else."""
+    content = _read(file)
+    return {} if content is None else _checked_object(content, file)
+
+
+def read_optional_objects(file: Path) -> list[Mapping[str, Any]]:
+    """The JSON list of objects in `file`, empty when there is no such file. Raises StartupError for anything else."""
+    content = _read(file)
+    if not isinstance(content, list | None):
+        raise StartupError(f"`{file}` must hold a JSON list")
+    return [_checked_object(element, file) for element in content or ()]
+
+
+def read_value(content: Mapping[str, Any], key: str, kind: type[T], file: str) -> T | None:
+    """`content[key]`, None when it is absent or null. Raises StartupError naming `file` when it is no `kind`."""
+    value = content.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise StartupError(f"`{file}`: `{key}` must be {JSON_NAMES[kind]}, not {value!r:.100}")
+    return value
+
+
+def _checked_object(content: object, file: Path) -> Mapping[str, Any]:
+    if not isinstance(content, dict):
+        raise StartupError(f"`{file}` must hold a JSON object")
+    return content
+
+
+def _read(file: Path) -> object:
+    try:
+        content: object = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StartupError(f"`{file}` cannot be read as JSON: {error}") from error
+    if content is None:
+        raise StartupError(f"`{file}` holds nothing but null")
+    return content

@@ -1,0 +1,185 @@
+"""Reads what a checkpoint says about itself (config.json and the sentence-transformers files) into one ModelConfig."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tei_grpc.config import EngineConfig
+from tei_grpc.errors import StartupError
+from tei_grpc.loading import sentence_transformers
+from tei_grpc.loading.files import read_object, read_value
+from tei_grpc.loading.sentence_transformers import Module
+from tei_grpc.types import ModelType, Pooling
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+UNLIMITED = 10**9  # tokenizers without a limit say 1e30
+MAX_LABELS = 10**6  # a typing error in an index must not fill the memory
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A checkpoint's own description of itself, after command-line overrides. Holds no weights and needs no torch."""
+
+    folder: Path
+    model_type: str  # config.json `model_type`, "bert"
+    architectures: tuple[str, ...]
+    hf_config: Mapping[str, Any]  # config.json as it stands
+    kind: ModelType
+    pooling: Pooling | None  # None for classifiers and rerankers
+    max_input_length: int  # tokens, special tokens included
+    labels: tuple[str, ...] = ()  # by index; empty for embedding models
+    multi_label: bool = False  # problem_type: a sigmoid per label
+    modules: tuple[Module, ...] = ()  # after pooling, in order
+    include_prompt: bool = True  # prompt tokens take part in pooling
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    lower_case: bool = False  # lower-case every text before tokenizing
+
+
+def read_model_config(folder: Path, config: EngineConfig) -> ModelConfig:
+    """Everything `folder` says about its model, with the options of `config` applied. Raises StartupError."""
+    hf_config = read_object(folder / CONFIG)
+    model_type = read_value(hf_config, "model_type", str, CONFIG) or ""
+    architectures = read_architectures(hf_config)
+    described = sentence_transformers.read(folder)
+    classifier = is_classifier(architectures, config.pooling)
+    labels = read_labels(hf_config) if classifier else ()
+    kind = _kind(classifier, labels)
+    return ModelConfig(
+        folder=folder,
+        model_type=model_type,
+        architectures=architectures,
+        hf_config=hf_config,
+        kind=kind,
+        pooling=None if classifier else _pooling(model_type, architectures, described, config),
+        max_input_length=_max_input_length(hf_config, described, config),
+        labels=labels,
+        multi_label=hf_config.get("problem_type") == "multi_label_classification",
+        modules=() if classifier else described.modules,
+        include_prompt=described.include_prompt,
+        prompts=described.prompts,
+        default_prompt=_default_prompt(kind, described, config),
+        lower_case=described.lower_case,
+    )
+
+
+def read_architectures(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the transformers classes that the checkpoint was saved from; often just one, sometimes none."""
+    names = read_value(hf_config, "architectures", list, CONFIG) or []
+    if not all(isinstance(name, str) for name in names):
+        raise StartupError(f"`{CONFIG}`: `architectures` must be a list of strings, not {names!r:.100}")
+    return tuple(names)
+
+
+def is_classifier(architectures: tuple[str, ...], pooling: str | None) -> bool:
+    """A sequence-classification head is what the checkpoint is for.
+
+    Token classifiers and question answerers are none: they serve as encoders.
+    """
+    found = any(name.endswith("ForSequenceClassification") for name in architectures)
+    if found and pooling is not None:
+        logger.warning("`--pooling` has no effect on a sequence-classification model")
+    return found
+
+
+def read_labels(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Labels by numeric index, `LABEL_i` where `id2label` has none; without it, `num_labels` of them (2 by default)."""
+    names = {
+        _label_index(key): str(name) for key, name in (read_value(hf_config, "id2label", dict, CONFIG) or {}).items()
+    }
+    size = max(names) + 1 if names else read_value(hf_config, "num_labels", int, CONFIG) or 2
+    if not 0 < size <= MAX_LABELS:
+        raise StartupError(f"`{CONFIG}`: {size} labels; there may be 1 to {MAX_LABELS}")
+    return tuple(names.get(index, f"LABEL_{index}") for index in range(size))
+
+
+def _label_index(key: str) -> int:
+    if not key.isdecimal() or len(key) > len(str(MAX_LABELS)):
+        raise StartupError(f"`{CONFIG}`: `id2label` must have the labels' numbers as keys, not {key!r:.100}")
+    return int(key)
+
+
+def position_offset(hf_config: Mapping[str, Any]) -> int:
+    """First row of the position table that a token uses: RoBERTa and its kin start after the padding row."""
+    match hf_config.get("model_type"):
+        case "roberta" | "xlm-roberta" | "camembert":
+            return (read_value(hf_config, "pad_token_id", int, CONFIG) or 0) + 1
+        case "mpnet":
+            return 2
+    return 0
+
+
+def _kind(classifier: bool, labels: tuple[str, ...]) -> ModelType:
+    if not classifier:
+        return ModelType.EMBEDDING
+    return ModelType.RERANKER if len(labels) == 1 else ModelType.CLASSIFIER
+
+
+def _pooling(
+    model_type: str,
+    architectures: tuple[str, ...],
+    described: sentence_transformers.Description,
+    config: EngineConfig,
+) -> Pooling:
+    pooling = Pooling(config.pooling) if config.pooling else described.pooling
+    if pooling is Pooling.SPLADE and not any(name.endswith("ForMaskedLM") for name in architectures):
+        raise StartupError(
+            f"`splade` pooling needs a masked-language-model head, but `architectures` is {list(architectures)}"
+        )
+    if pooling is not None:
+        return pooling
+    if "bert" not in model_type.lower():
+        raise StartupError("The model has no pooling configuration; choose one with `--pooling`")
+    logger.warning(
+        "the model has no pooling configuration: `cls` is used; sentence-transformers would use `mean`; "
+        "`--pooling` decides"
+    )
+    return Pooling.CLS
+
+
+def _max_input_length(
+    hf_config: Mapping[str, Any], described: sentence_transformers.Description, config: EngineConfig
+) -> int:
+    """The sentence-transformers limit, else the tokenizer's; never more than there are positions, nor than a batch."""
+    limits = [described.max_seq_length or described.model_max_length or UNLIMITED]
+    for key in ("max_position_embeddings", "n_positions", "max_trained_positions"):
+        if positions := read_value(hf_config, key, int, CONFIG):
+            limits.append(positions - position_offset(hf_config))
+            break
+    length = min(limits)
+    if length < 1:
+        raise StartupError(f"`{CONFIG}` leaves no position for a token")
+    if length >= UNLIMITED:
+        raise StartupError("Neither `config.json` nor the tokenizer says how long an input may be")
+    if length > config.max_batch_tokens:
+        if not config.auto_truncate:
+            raise StartupError(
+                f"`--max-batch-tokens` ({config.max_batch_tokens}) must not be less than the model's longest input "
+                f"({length}); raise it, or let `--auto-truncate` lower the longest input"
+            )
+        logger.warning(
+            "the longest input is lowered from %d to `--max-batch-tokens` %d", length, config.max_batch_tokens
+        )
+    return min(length, config.max_batch_tokens)
+
+
+def _default_prompt(kind: ModelType, described: sentence_transformers.Description, config: EngineConfig) -> str | None:
+    if kind is not ModelType.EMBEDDING:
+        if config.default_prompt or config.default_prompt_name:
+            logger.warning("a default prompt has no effect on a %s", kind.value)
+        return None
+    if config.default_prompt is not None:
+        return config.default_prompt
+    name = config.default_prompt_name or described.default_prompt_name
+    if name is None:
+        return None
+    if name not in described.prompts:
+        raise StartupError(
+            f"default prompt name `{name}` is not among the model's prompts: {sorted(described.prompts)}"
+        )
+    logger.info("default prompt: `%s`", name)
+    return described.prompts[name]

@@ -1,0 +1,127 @@
+"""The sentence-transformers files of a checkpoint, in the dialects of versions up to 5 and from 5.4 on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tei_grpc.errors import StartupError
+from tei_grpc.loading.files import read_optional_object, read_optional_objects, read_value
+from tei_grpc.types import Pooling
+
+LIMIT_FILES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+PROMPTS = "config_sentence_transformers.json"
+
+POOLING_FLAGS = {  # up to version 5; also the order in which several are concatenated
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+POOLING_MODES = {
+    "cls": Pooling.CLS,
+    "max": Pooling.MAX,
+    "mean": Pooling.MEAN,
+    "mean_sqrt_len_tokens": Pooling.MEAN_SQRT_LEN,
+    "weightedmean": Pooling.WEIGHTED_MEAN,
+    "lasttoken": Pooling.LAST_TOKEN,
+}
+
+ENCODERS = ("Transformer", "MLMTransformer")
+AFTER_POOLING = ("Dense", "LayerNorm")
+OF_THE_FAMILY = ("FlexibleQuantizer",)  # pplx-embed's rounding: the model does it
+WITHOUT_EFFECT = ("Normalize", "Dropout")  # each request decides on normalization; dropout is for training
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module that runs on pooled vectors: `type` is "Dense" or "LayerNorm"."""
+
+    type: str
+    folder: Path
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What the files say; None where they are silent."""
+
+    pooling: Pooling | None = None
+    include_prompt: bool = True
+    modules: tuple[Module, ...] = ()
+    max_seq_length: int | None = None
+    model_max_length: int | None = None  # the tokenizer's
+    lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+
+
+def read(folder: Path) -> Description:
+    """All of it. Raises StartupError for a file that cannot be read, and for a module that is not supported."""
+    modules = [(_name(module), module) for module in read_optional_objects(folder / "modules.json")]
+    for name, module in modules:
+        _check_known(name, module)
+    pooling = read_optional_object(_pooling_folder(folder, modules) / "config.json")
+    limits = next(filter(None, (read_optional_object(folder / file) for file in LIMIT_FILES)), {})
+    tokenizer = read_optional_object(folder / "tokenizer_config.json")
+    prompts = read_optional_object(folder / PROMPTS)
+    return Description(
+        pooling=Pooling.SPLADE if any(name == "SpladePooling" for name, _ in modules) else read_pooling(pooling),
+        include_prompt=bool(pooling.get("include_prompt", True)),
+        modules=tuple(_read_module(name, folder / module["path"]) for name, module in modules if name in AFTER_POOLING),
+        max_seq_length=_positive(limits.get("max_seq_length")),
+        model_max_length=_positive(tokenizer.get("model_max_length")),
+        lower_case=bool(limits.get("do_lower_case", False)),
+        prompts=_read_prompts(prompts),
+        default_prompt_name=read_value(prompts, "default_prompt_name", str, PROMPTS),
+    )
+
+
+def read_pooling(config: Mapping[str, Any]) -> Pooling | None:
+    """The mode that a pooling config names; absent flags are off; None for an empty config. Raises StartupError."""
+    if not config:
+        return None
+    modes = config.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
+    modes = modes if isinstance(modes, list) else [modes]
+    if len(modes) != 1 or str(modes[0]) not in POOLING_MODES:
+        raise StartupError(f"pooling mode {modes} is not supported; choose one with `--pooling`")
+    return POOLING_MODES[modes[0]]
+
+
+def _read_prompts(config: Mapping[str, Any]) -> Mapping[str, str]:
+    prompts = read_value(config, "prompts", dict, PROMPTS) or {}
+    if not all(isinstance(text, str) for text in prompts.values()):
+        raise StartupError(f"`{PROMPTS}`: `prompts` must map names to strings, not {prompts!r:.100}")
+    return prompts
+
+
+def _pooling_folder(folder: Path, modules: Sequence[tuple[str, Mapping[str, Any]]]) -> Path:
+    return folder / next((module["path"] for name, module in modules if name == "Pooling"), "1_Pooling")
+
+
+def _name(module: Mapping[str, Any]) -> str:
+    return str(module.get("type", "")).rpartition(".")[2]
+
+
+def _check_known(name: str, module: Mapping[str, Any]) -> None:
+    if not isinstance(module.get("path"), str):
+        raise StartupError(f"`modules.json`: `{module.get('type')}` has no `path`")
+    if name not in (*ENCODERS, "Pooling", "SpladePooling", *AFTER_POOLING, *OF_THE_FAMILY, *WITHOUT_EFFECT):
+        raise StartupError(f"`modules.json` lists `{module.get('type')}`, a module that is not supported")
+
+
+def _read_module(name: str, folder: Path) -> Module:
+    return Module(name, folder, read_optional_object(folder / "config.json"))
+
+
+def _positive(number: object) -> int | None:
+    """Tokenizers write 1e30 for "no limit": that, like null, says nothing."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return int(number) if 1 <= number < 10**9 else None
