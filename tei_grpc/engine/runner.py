@@ -1,0 +1,190 @@
+"""Owns the model: loads it, and turns a batch into one answer per entry."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tei_grpc.config import EngineConfig
+from tei_grpc.engine.batch import pack
+from tei_grpc.engine.dense import load_modules
+from tei_grpc.engine.pooling import Span, pool, splade
+from tei_grpc.errors import InferenceError, ModelTypeError, StartupError, TeiError
+from tei_grpc.layers.experts import ExpertMLP
+from tei_grpc.layers.linear import Linear
+from tei_grpc.layers.packed import PackedInputs, place
+from tei_grpc.loading.lora import open_checkpoint
+from tei_grpc.loading.model_config import ModelConfig
+from tei_grpc.loading.weights import load_weights
+from tei_grpc.models import Blueprint, Head, Model, find_family
+from tei_grpc.types import Batch, Entry, Kind, ModelFacts, Pooling
+
+Arrays = tuple[NDArray[np.generic], ...]
+Answer = Arrays | TeiError
+
+LOGITS_BYTES = 64 << 20  # vocabulary logits that exist at a time
+WARM_UP_LENGTHS = (8, 32, 128)  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A batch after the encoder."""
+
+    hidden: Tensor  # [tokens, hidden]
+    inputs: PackedInputs
+    entries: Sequence[Entry]
+
+    def spans(self, rows: Sequence[int]) -> list[Span]:
+        """Where the texts `rows` of the batch lie."""
+        offsets = self.inputs.offsets
+        return [Span(offsets[row], offsets[row + 1], self.entries[row].prompt_tokens) for row in rows]
+
+
+Answerer = Callable[[Encoded, Sequence[int]], Iterator[Answer]]
+
+
+class Runner:
+    """One model on one device. Not thread-safe: one thread calls it."""
+
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        """Load the model. Raises StartupError, whose text says what to change."""
+        self._device = _device(config.device)
+        dtype = config.dtype or "float32"
+        self._model = _load_model(model, config.lora_task, getattr(torch, dtype))
+        self._modules = load_modules(model.modules)
+        self._logits_rows = max(1, LOGITS_BYTES // (4 * model.hf_config["vocab_size"]))
+        self._answerers = self._answerers_by_kind(model.pooling)
+        self._max_input_length = model.max_input_length
+        self.facts = ModelFacts(
+            dtype=dtype,
+            device=self._device.type,
+            optimized=True,
+            embedding_size=self._embedding_size(model),
+            hidden_size=self._model.hidden_size,
+        )
+
+    def warm_up(self) -> None:
+        """Run one small batch, so that the first caller does not pay for what kernels set up once."""
+        self._run_blank(WARM_UP_LENGTHS)
+
+    def check(self) -> None:
+        """Raise what the device raises when it can no longer run."""
+        self._run_blank(WARM_UP_LENGTHS[:1])
+
+    def _run_blank(self, lengths: Sequence[int]) -> None:
+        kind = next(iter(self._answerers))
+        ids = [np.zeros(min(length, self._max_input_length), np.int32) for length in lengths]
+        self.run(pack([Entry(row, kind, text) for row, text in enumerate(ids)]))
+
+    def run(self, batch: Batch) -> list[Answer]:
+        """Answer every entry, in order, with what `types.Output.arrays` says for its kind, or with its own error.
+
+        Raises whatever the device raises when the batch as a whole cannot be run.
+        """
+        with torch.inference_mode():
+            inputs = place(batch, self._device)
+            encoded = Encoded(self._model.encode(inputs), inputs, batch.entries)
+            answers: dict[int, Answer] = {}
+            for kind, rows in _rows_by_kind(batch.entries).items():
+                answerer = self._answerers.get(kind, _refuse)
+                answers |= zip(rows, answerer(encoded, rows), strict=True)
+        return [answers[row] for row in range(len(batch.entries))]
+
+    def _embedding_size(self, model: ModelConfig) -> int:
+        if model.pooling is Pooling.SPLADE:
+            return int(model.hf_config["vocab_size"])
+        try:
+            return int(self._modules(torch.zeros(1, self._model.hidden_size)).shape[1])
+        except RuntimeError as error:
+            raise StartupError(f"the modules after pooling do not fit together: {error}") from error
+
+    def _answerers_by_kind(self, pooling: Pooling | None) -> Mapping[Kind, Answerer]:
+        if pooling is None:
+            return {Kind.PREDICT: self._predict}
+        if pooling is Pooling.SPLADE:
+            return {Kind.EMBED_SPARSE: self._embed_sparse, Kind.EMBED: self._embed_vocabulary}
+        return {Kind.EMBED: partial(self._embed, pooling), Kind.EMBED_ALL: _embed_all}
+
+    def _embed(self, pooling: Pooling, encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
+        pooled = pool(encoded.hidden, encoded.spans(rows), pooling)
+        vectors = self._modules(self._model.after_pooling(pooled))
+        return (_finite(vector) for vector in vectors)
+
+    def _predict(self, encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
+        logits = self._model.classify(encoded.hidden, encoded.inputs)
+        return (_finite(logits[row]) for row in rows)
+
+    def _embed_vocabulary(self, encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
+        return (_finite(weights) for weights in self._splade(encoded, rows))
+
+    def _embed_sparse(self, encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
+        return (_sparse(weights) for weights in self._splade(encoded, rows))
+
+    def _splade(self, encoded: Encoded, rows: Sequence[int]) -> Iterator[Tensor]:
+        return splade(encoded.hidden, encoded.spans(rows), self._model.vocabulary_logits, self._logits_rows)
+
+
+def _embed_all(encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
+    return (_finite(encoded.hidden[span.start : span.stop]) for span in encoded.spans(rows))
+
+
+def _refuse(encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
+    return (ModelTypeError(f"the model cannot answer `{encoded.entries[row].kind}`") for row in rows)
+
+
+def _sparse(weights: Tensor) -> Answer:
+    answer = _finite(weights)
+    if isinstance(answer, TeiError):
+        return answer
+    values = answer[0]
+    indices = np.flatnonzero(values)  # no weight is negative
+    return indices.astype(np.uint32), values[indices]
+
+
+def _finite(tensor: Tensor) -> Answer:
+    """The tensor as an array of its own, or the entry's error: one that holds NaN or infinity is no answer."""
+    array = np.array(tensor.float().numpy())
+    return (array,) if np.isfinite(array).all() else InferenceError("the model's output for this input is not finite")
+
+
+def _rows_by_kind(entries: Sequence[Entry]) -> dict[Kind, list[int]]:
+    rows: dict[Kind, list[int]] = {}
+    for row, entry in enumerate(entries):
+        rows.setdefault(entry.kind, []).append(row)
+    return rows
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("auto", "cpu"):
+        raise StartupError(f"`device` {name!r} is not supported yet; use auto or cpu")
+    return torch.device("cpu")
+
+
+def _load_model(model: ModelConfig, lora_task: str | None, dtype: torch.dtype) -> Model:
+    config = {**model.hf_config, "model_type": model.model_type}
+    family = find_family(config)
+    checkpoint = open_checkpoint(model.folder, model.hf_config, lora_task)
+    tensors = frozenset(family.names.plain(name) for name in checkpoint.names())
+    try:
+        with torch.device("meta"):
+            built = family(Blueprint(config, _head(model, family), len(model.labels), tensors))
+    except KeyError as error:
+        raise StartupError(f"config.json lacks {error}, which `model_type` {model.model_type} needs") from error
+    load_weights(built, checkpoint, family.names, dtype=dtype)
+    for module in built.modules():
+        if isinstance(module, Linear | ExpertMLP):
+            module.prepare()
+    return built
+
+
+def _head(model: ModelConfig, family: type[Model]) -> Head:
+    head = Head.NONE if model.pooling else Head.CLASSIFICATION
+    if model.pooling is Pooling.SPLADE:
+        head = Head.MASKED_LM
+    if head not in family.heads:
+        raise StartupError(f"{head} is not supported for `model_type` {model.model_type}")
+    return head

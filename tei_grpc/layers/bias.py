@@ -1,0 +1,96 @@
+"""Owns the additive biases that attention knows: one value per head and distance, and DeBERTa's disentangled scores.
+
+A distance is the position of the key minus the position of the query. What depends on distances alone is worked out
+once per batch, for `distances`; a block of attention takes its window from the middle of it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tei_grpc.layers.packed import PackedInputs
+
+
+def distances(inputs: PackedInputs) -> Tensor:
+    """Every distance that attention over a batch meets, ascending and with 0 in the middle: int64 [distances]."""
+    longest = max(group.length for group in inputs.groups)
+    return torch.arange(1 - longest, longest, device=inputs.input_ids.device)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Slope of each head in ALiBi: the powers of 2^(-8 / heads).
+
+    For a number that is no power of two: those of the next lower one, then every other of twice as many.
+    Source: Press et al. 2022, "Train Short, Test Long", and its published code.
+    """
+    lower = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / lower) for head in range(lower)]
+    return slopes if lower == heads else slopes + alibi_slopes(2 * lower)[0::2][: heads - lower]
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceBias:
+    """One value per head and distance: ALiBi, and the learned buckets of T5 and MPNet."""
+
+    values: Tensor  # [heads, distances] float32
+
+    def __call__(self, rows: Tensor, heads: slice, queries: slice) -> Tensor:
+        """See `attention.Bias`."""
+        length = rows.shape[1]
+        values = self.values[heads, _window(self.values.shape[1], length, queries)]
+        # the last query of the block sees the first `length` of these values, each query before it one further on
+        return values.unfold(1, length, 1).flip(1)[None]
+
+
+def alibi_bias(heads: int, inputs: PackedInputs) -> DistanceBias:
+    """-slope * |distance|, the symmetric form of ALiBi that bidirectional encoders use."""
+    away = distances(inputs)
+    slopes = torch.tensor(alibi_slopes(heads), device=away.device)
+    return DistanceBias(-slopes[:, None] * away.abs())
+
+
+@dataclass(frozen=True, slots=True)
+class DisentangledBias:
+    """DeBERTa's content-to-position and position-to-content scores.
+
+    bias[q, k] = query[q] . position_key[bucket(k - q)] + key[k] . position_query[bucket(k - q)]; either may be absent.
+    """
+
+    query: Tensor  # [tokens, heads, head_dim]
+    key: Tensor  # [tokens, heads, head_dim]
+    position_key: Tensor | None  # [buckets, heads, head_dim], already scaled
+    position_query: Tensor | None  # [buckets, heads, head_dim], already scaled
+    buckets: Tensor  # [distances] int64, the bucket of each
+
+    def __call__(self, rows: Tensor, heads: slice, queries: slice) -> Tensor:
+        """See `attention.Bias`."""
+        buckets = self.buckets[_window(len(self.buckets), rows.shape[1], queries)]
+        scores = []
+        if self.position_key is not None:
+            scores.append(_scores(self.query[:, heads], rows[:, queries], self.position_key[buckets, heads]))
+        if self.position_query is not None:
+            backwards = self.position_query[buckets.flip(0), heads]
+            scores.append(_scores(self.key[:, heads], rows, backwards).transpose(2, 3))
+        return torch.stack(scores).sum(0) if len(scores) > 1 else scores[0]
+
+
+def _window(total: int, length: int, queries: slice) -> slice:
+    """Which of `total` distances the block meets: those from its last query's first key to its first query's last."""
+    start, stop, _ = queries.indices(length)
+    return slice(total // 2 - stop + 1, total // 2 + length - start)
+
+
+def _scores(states: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+    """Each row's product with the positions that lie at its own distances from the other side of attention.
+
+    [tokens, heads, head_dim], [texts, rows], [rows + columns - 1, heads, head_dim] -> float32 [texts, heads, rows,
+    columns]. One product for all rows; row r then reads on from position rows - 1 - r, a diagonal band of it.
+    """
+    texts, height = rows.shape
+    heads, width = states.shape[1], len(positions)
+    taken = states[rows].flatten(0, 1).transpose(0, 1)  # [heads, texts * rows, head_dim]
+    products = torch.bmm(taken, positions.permute(1, 2, 0))
+    shape = (texts, heads, height, width - height + 1)
+    strides = (height * width, texts * height * width, width - 1, 1)
+    return torch.as_strided(products, shape, strides, height - 1).float()

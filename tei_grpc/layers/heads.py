@@ -1,0 +1,80 @@
+"""Owns the heads that several families share, with the tensor names that checkpoints give them."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tei_grpc.layers.linear import Linear
+from tei_grpc.layers.packed import PackedInputs
+
+
+class Pooler(nn.Module):
+    """tanh(dense(x)), BERT's step between a text's first token and its classifier."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.dense = Linear(hidden, hidden, activation=torch.tanh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[texts, hidden] -> [texts, hidden]."""
+        y: Tensor = self.dense(x)
+        return y
+
+
+class ClassificationHead(nn.Module):
+    """out_proj(tanh(dense(x))) on a text's first token, as RoBERTa has it."""
+
+    def __init__(self, hidden: int, labels: int) -> None:
+        super().__init__()
+        self.dense = Linear(hidden, hidden, activation=torch.tanh)
+        self.out_proj = Linear(hidden, labels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[texts, hidden] -> [texts, labels]."""
+        y: Tensor = self.out_proj(self.dense(x))
+        return y
+
+
+class Decoder(nn.Module):
+    """Vocabulary logits. A decoder that is tied is the word embeddings, with a bias of its own."""
+
+    def __init__(self, hidden: int, vocabulary: int, *, tied: bool, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = None if tied else nn.Parameter(torch.empty(vocabulary, hidden), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(vocabulary), requires_grad=False) if bias else None
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        """[rows, hidden], [vocabulary, hidden] -> [rows, vocabulary]."""
+        return functional.linear(x, words if self.weight is None else self.weight, self.bias)
+
+
+def decode(x: Tensor, decoder: Linear | None, words: Tensor, bias: Tensor) -> Tensor:
+    """Vocabulary logits plus bias, [rows, hidden] -> [rows, vocabulary]; without a decoder of its own, by the words."""
+    y: Tensor = functional.linear(x, words) if decoder is None else decoder(x)
+    return y.add_(bias)
+
+
+class RobertaLMHead(nn.Module):
+    """RoBERTa's masked-language-modelling head; its activation is gelu whatever the config says.
+
+    A decoder that is tied is the word embeddings.
+    """
+
+    def __init__(self, hidden: int, vocabulary: int, *, eps: float, tied: bool) -> None:
+        super().__init__()
+        self.dense = Linear(hidden, hidden, activation=functional.gelu)
+        self.layer_norm = nn.LayerNorm(hidden, eps=eps)
+        self.decoder = None if tied else Linear(hidden, vocabulary, bias=False)
+        self.bias = nn.Parameter(torch.empty(vocabulary), requires_grad=False)
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        """[rows, hidden], [vocabulary, hidden] -> [rows, vocabulary]."""
+        return decode(self.layer_norm(self.dense(x)), self.decoder, words, self.bias)
+
+
+def text_means(x: Tensor, inputs: PackedInputs) -> Tensor:
+    """The mean over each text's tokens, summed in float32: [tokens, size] -> [texts, size], in the dtype of `x`."""
+    means = [x[start:stop].mean(0, dtype=torch.float32) for start, stop in pairwise(inputs.offsets)]
+    return torch.stack(means).to(x.dtype)

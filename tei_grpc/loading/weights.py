@@ -1,0 +1,156 @@
+"""Owns reading a checkpoint's tensors, one by one, into a module that was built on the meta device."""
+
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from tei_grpc.errors import StartupError
+
+COMMON_PREFIXES = ("0.auto_model.", "model.")
+LFS_MAGIC = b"version https://git-lfs"
+DERIVED = ".rotary_emb.inv_freq"  # a buffer that older releases of transformers stored
+NAMES_SHOWN = 5
+
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How a checkpoint's tensor names become a module's."""
+
+    prefixes: tuple[str, ...] = ()  # dropped from the front, as often as they are there
+    renamed: Mapping[str, str] = field(default_factory=dict)  # endings
+    extras: tuple[str, ...] = ()  # beginnings of names that may lie unused
+
+    def plain(self, name: str) -> str:
+        """The module's name for a checkpoint's tensor."""
+        while prefix := next((p for p in COMMON_PREFIXES + self.prefixes if name.startswith(p)), None):
+            name = name.removeprefix(prefix)
+        for old, new in self.renamed.items():
+            if name.endswith(old):
+                return name.removesuffix(old) + new
+        return name
+
+
+class Checkpoint:
+    """The tensors of a folder: model.safetensors, its shards, or pytorch_model.bin, whichever is there first.
+
+    Nothing but names is read before `tensors` is walked. Raises StartupError, naming the file, when one is missing,
+    is cut short, is a Git LFS pointer, or is a pickle that holds more than tensors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[Path, Mapping[str, Read]] = {file: _open(file) for file in _weight_files(folder)}
+
+    def names(self) -> list[str]:
+        """Every tensor's name, as stored."""
+        return [name for file in self._files.values() for name in file]
+
+    def tensors(self) -> Iterator[tuple[str, Read]]:
+        """Every tensor's name with the function that reads it."""
+        for file in self._files.values():
+            yield from file.items()
+
+
+def load_weights(module: nn.Module, checkpoint: Checkpoint, names: Names, *, dtype: torch.dtype) -> None:
+    """Give the module real memory on the CPU and fill it, casting floats to `dtype`.
+
+    A module with an `on_disk` method says itself under which names its tensors are stored.
+    Raises StartupError naming the tensors that are missing, unexpected or of another shape.
+    """
+    module.to(dtype).to_empty(device="cpu").requires_grad_(False).eval()
+    wanted = dict(_slots(module))
+    missing, unexpected = set(wanted), []
+    for stored, read in checkpoint.tensors():
+        name = names.plain(stored)
+        if name in wanted:
+            _fill(wanted[name], read(stored), stored)
+            missing.discard(name)
+        elif not (name.startswith(names.extras) or name.endswith(DERIVED)):
+            unexpected.append(stored)
+    _refuse("the checkpoint lacks", missing)
+    _refuse("the checkpoint holds unexpected", unexpected)
+
+
+def _slots(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, owner in module.named_modules():
+        prefix = f"{path}." if path else ""
+        on_disk = getattr(owner, "on_disk", None)
+        tensors = on_disk() if on_disk else dict(owner.named_parameters(recurse=False))
+        yield from ((prefix + name, tensor) for name, tensor in tensors.items())
+
+
+def _fill(slot: Tensor, tensor: Tensor, name: str) -> None:
+    if tensor.shape != slot.shape:
+        raise StartupError(f"tensor `{name}` has shape {list(tensor.shape)}, the model needs {list(slot.shape)}")
+    if not tensor.is_floating_point():
+        raise StartupError(f"tensor `{name}` has dtype {tensor.dtype}, the model needs floating point")
+    slot.copy_(tensor)
+
+
+def _refuse(what: str, names: Any) -> None:
+    if not names:
+        return
+    shown = sorted(names)
+    more = f" and {len(shown) - NAMES_SHOWN} more" if len(shown) > NAMES_SHOWN else ""
+    raise StartupError(f"{what} tensors: {', '.join(f'`{name}`' for name in shown[:NAMES_SHOWN])}{more}")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (folder / f"{name}.index.json").is_file():
+            return _shards(folder / f"{name}.index.json")
+    raise StartupError(f"no weights in {folder}: neither model.safetensors nor pytorch_model.bin is there")
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise StartupError(f"{index} is not an index of weight files") from error
+    files = [index.parent / shard for shard in shards]
+    for file in files:
+        if not file.is_file():
+            raise StartupError(f"weight file {file} is missing, although {index.name} names it")
+    return files
+
+
+def _open(file: Path) -> Mapping[str, Read]:
+    with file.open("rb") as stream:
+        if stream.read(len(LFS_MAGIC)) == LFS_MAGIC:
+            raise StartupError(f"{file} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
+    return _open_safetensors(file) if file.suffix == ".safetensors" else _open_pickle(file)
+
+
+def _open_safetensors(file: Path) -> Mapping[str, Read]:
+    try:
+        tensors: Any = safe_open(file, framework="pt")
+        return dict.fromkeys(tensors.keys(), tensors.get_tensor)
+    except SafetensorError as error:
+        raise StartupError(f"{file} is damaged or cut short") from error
+
+
+def _open_pickle(file: Path) -> Mapping[str, Read]:
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=_is_zip(file))
+    except pickle.UnpicklingError as error:
+        raise StartupError(f"{file} holds more than tensors and could run code; it is refused") from error
+    except Exception as error:  # the unpickler raises whatever damaged bytes lead it to
+        raise StartupError(f"{file} is damaged or cut short") from error
+    if not isinstance(tensors, dict):
+        raise StartupError(f"{file} holds no dictionary of tensors")
+    return dict.fromkeys((name for name, value in tensors.items() if isinstance(value, Tensor)), tensors.__getitem__)
+
+
+def _is_zip(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(4) == b"PK\x03\x04"

@@ -1,0 +1,132 @@
+"""Owns the registry of model families: one file per family, found by what a checkpoint's config says.
+
+A family is a torch module whose attribute names are the checkpoint's tensor names, so that no name table is needed.
+Files in this package are imported when a model is looked up; there is no list to edit.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor, nn
+
+from tei_grpc.errors import StartupError
+from tei_grpc.layers.packed import PackedInputs
+from tei_grpc.loading.weights import Names
+
+HfConfig = Mapping[str, Any]
+
+
+class Head(StrEnum):
+    """What sits on top of the encoder."""
+
+    NONE = "none"
+    CLASSIFICATION = "sequence classification"
+    MASKED_LM = "masked language modelling"
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What a family builds itself from."""
+
+    config: HfConfig  # config.json
+    head: Head
+    labels: int  # of the classification head
+    tensors: frozenset[str]  # the checkpoint's tensor names, without the family's prefixes
+
+    def is_tied(self, decoder: str) -> bool:
+        """The tensor `decoder` of a masked-language-modelling head is not stored, because it is the word embeddings."""
+        return decoder not in self.tensors and bool(self.config.get("tie_word_embeddings", True))
+
+    def check_values(self, supported: Mapping[str, Any]) -> None:
+        """Raise StartupError for a key of config.json with another value than the one supported; absent will do."""
+        for key, value in supported.items():
+            if self.config.get(key) not in (None, value):
+                raise StartupError(f"`{key}` {self.config[key]!r} in config.json is not supported, only {value!r} is")
+
+
+class Model(nn.Module):
+    """The base of all families. Built on the meta device; weights are loaded afterwards."""
+
+    heads: ClassVar[frozenset[Head]] = frozenset({Head.NONE})
+    names: ClassVar[Names] = Names()
+
+    hidden_size: int  # values of a token vector
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__()
+
+    def encode(self, inputs: PackedInputs) -> Tensor:
+        """Hidden states, [tokens, hidden]."""
+        raise NotImplementedError
+
+    def after_pooling(self, vectors: Tensor) -> Tensor:
+        """What the family does to pooled vectors, float32 [texts, hidden], before any Dense module: mostly nothing."""
+        return vectors
+
+    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
+        """Logits of the classification head, [texts, labels]."""
+        raise NotImplementedError
+
+    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of the masked-language-modelling head, [rows, hidden] -> [rows, vocabulary]."""
+        raise NotImplementedError
+
+
+Family = TypeVar("Family", bound=type[Model])
+Matches = Callable[[HfConfig], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    model_types: tuple[str, ...]
+    matches: Matches | None
+    family: type[Model]
+
+    def fits(self, config: HfConfig) -> bool:
+        return config.get("model_type") in self.model_types and (self.matches is None or self.matches(config))
+
+
+_entries: list[_Entry] = []
+
+
+def register(*model_types: str, matches: Matches | None = None) -> Callable[[Family], Family]:
+    """Enter a family under the `model_type`s of config.json that it serves.
+
+    `matches` narrows it to some of the checkpoints of those types; such a family is preferred to one without.
+    """
+
+    def enter(family: Family) -> Family:
+        _entries.append(_Entry(model_types, matches, family))
+        return family
+
+    return enter
+
+
+def find_family(config: HfConfig) -> type[Model]:
+    """The family that serves a checkpoint. Raises StartupError naming the model type when there is none."""
+    _import_families()
+    fitting = [entry for entry in _entries if entry.fits(config)]
+    if not fitting:
+        raise StartupError(
+            f"`model_type` {config.get('model_type')!r} is not supported; supported are: {', '.join(model_types())}"
+        )
+    return max(fitting, key=lambda entry: entry.matches is not None).family
+
+
+def model_types() -> list[str]:
+    """Every supported `model_type`, sorted."""
+    _import_families()
+    return sorted({name for entry in _entries for name in entry.model_types})
+
+
+def _import_families() -> None:
+    for name in _module_names():
+        importlib.import_module(name)
+
+
+def _module_names() -> Iterator[str]:
+    return (module.name for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."))
