@@ -1,0 +1,170 @@
+"""The command `tei-grpc`: flags and environment, then a command. Without a sub-command it serves.
+
+Only what a command needs is imported: `--help` and `health` never load torch.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tei_grpc import __version__
+from tei_grpc.errors import StartupError
+
+if TYPE_CHECKING:
+    from tei_grpc.config import Settings
+
+USAGE_ERROR = 2
+FAILURE = 1
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the process's exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv[:1] == ["health"]:
+            return _check_health(argv[1:])
+        return _serve(_read_flags(argv))
+    except StartupError as error:
+        return _complain(error.message, FAILURE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors on one line and without the text of values, which may be secrets."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(_complain(f"{message.removeprefix('argument ')}; see `{self.prog} --help`", USAGE_ERROR))
+
+    def parse_known_flags(self, argv: Sequence[str]) -> dict[str, object]:
+        namespace, unknown = self.parse_known_args(argv)
+        if flags := [text.partition("=")[0] for text in unknown if text.startswith("-")]:
+            self.error(f"unknown option {', '.join(f'`{flag}`' for flag in flags)}")
+        if unknown:
+            self.error("a value without an option; every value follows its `--option`")
+        return vars(namespace)
+
+
+def _read_flags(argv: Sequence[str]) -> dict[str, object]:
+    """Return the given flags by field name, as text."""
+    return _serve_parser().parse_known_flags(argv)
+
+
+def _serve_parser() -> _Parser:
+    from tei_grpc.config import GROUPS, Settings, flag
+
+    parser = _Parser(
+        prog="tei-grpc",
+        description="Serve a text-embedding model over gRPC (tei.v1). Every option has an environment name; flags win.",
+        epilog="`tei-grpc health --help`: ask a running server whether it serves.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=8, width=100),
+        usage="tei-grpc --model-id MODEL [OPTIONS]",
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"tei-grpc {__version__}")
+    parser.add_argument(flag("hf_api_token"), help=argparse.SUPPRESS)
+    for group in GROUPS:
+        arguments = parser.add_argument_group(group.__doc__)
+        for name in group.model_fields:
+            _add_option(arguments, name, Settings)
+    return parser
+
+
+def _add_option(arguments: argparse._ArgumentGroup, name: str, settings: "type[Settings]") -> None:
+    from tei_grpc.config import flag
+
+    field = settings.model_fields[name]
+    spellings = ["-p", flag(name)] if name == "port" else [flag(name)]
+    keywords: dict[str, Any] = {"dest": name, "metavar": "VALUE", "help": _help(name, settings)}
+    if field.annotation is bool:  # bare, or with a value
+        keywords |= {"nargs": "?", "const": "true", "metavar": "true|false"}
+    if isinstance(field.default, tuple):
+        keywords |= {"action": "append"}
+    arguments.add_argument(*spellings, **keywords)
+
+
+def _help(name: str, settings: "type[Settings]") -> str:
+    field = settings.model_fields[name]
+    default = "" if field.is_required() or field.default in (None, ()) else f" [default: {_spell(field.default)}]"
+    return f"{field.description} [env: {name.upper()}]{default}".replace("%", "%%")
+
+
+def _spell(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _serve(flags: Mapping[str, object]) -> int:
+    from tei_grpc.config import load
+
+    try:
+        settings, warnings = load(flags, os.environ)
+        settings.api_keys()
+    except StartupError as error:
+        return _complain(error.message, USAGE_ERROR)
+    _start_logging(settings, warnings)
+    return _run_server(settings)
+
+
+def _start_logging(settings: "Settings", warnings: list[str]) -> None:
+    import logging
+
+    from tei_grpc import logs
+    from tei_grpc.config import describe
+
+    logs.configure(settings.log_level, json_output=settings.json_output, disable_spans=settings.disable_spans)
+    logger = logging.getLogger("tei_grpc.cli")
+    logger.info("Starting tei-grpc %s", __version__, extra={"options": describe(settings)})
+    for warning in warnings:
+        logger.warning("%s", warning)
+
+
+def _run_server(settings: "Settings") -> int:
+    import asyncio
+    import logging
+
+    from tei_grpc.engine.engine import Engine
+    from tei_grpc.metrics import Metrics, MetricsListener
+    from tei_grpc.serve.grpc_server import serve
+
+    metrics = Metrics()
+    if settings.prometheus_port:
+        listener = MetricsListener(metrics, settings.hostname, settings.prometheus_port)
+        logging.getLogger("tei_grpc.cli").info("Serving metrics on http://%s/metrics", listener.address)
+    return asyncio.run(serve(settings, Engine(settings, metrics=metrics)))
+
+
+def _check_health(argv: Sequence[str]) -> int:
+    parser = _Parser(
+        prog="tei-grpc health", description="Ask a running server whether it serves; exit code 0: it does."
+    )
+    parser.add_argument(
+        "--address", default=_local_address(os.environ), help="host:port, or unix:PATH [default: %(default)s]"
+    )
+    parser.add_argument(
+        "--service", default="", help="a service's name, like tei.v1.Embed; all of the server when left out"
+    )
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="[default: %(default)s]")
+    arguments = parser.parse_args(argv)
+    from tei_grpc.commands import health
+
+    return health.check(arguments.address, service=arguments.service, timeout=arguments.timeout)
+
+
+def _local_address(environ: Mapping[str, str]) -> str:
+    """Where a server with this environment listens, seen from its own machine."""
+    if path := environ.get("UDS_LISTEN"):
+        return f"unix:{path}"
+    port = environ.get("PORT", "")
+    return f"127.0.0.1:{port if port.isdecimal() else 3000}"
+
+
+def _complain(message: str, code: int) -> int:
+    for line in message.splitlines():
+        print(f"tei-grpc: {line}", file=sys.stderr)
+    return code

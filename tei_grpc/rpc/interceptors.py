@@ -1,0 +1,175 @@
+"""What happens around every call: errors become a status, keys are checked, and the engine must be ready."""
+
+import asyncio
+import hmac
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+
+from tei_grpc.errors import TeiError, UnauthenticatedError, UnavailableError
+from tei_grpc.rpc.calls import RunningCalls
+from tei_grpc.rpc.context import Context
+from tei_grpc.rpc.status import Status, UndecodableError, status_of
+from tei_grpc.types import State
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Found: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # None: there is no such method
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Found]]
+Decode = Callable[[bytes], Any]
+Encode = Callable[[Any], bytes]
+Result = TypeVar("Result")
+
+EXEMPT = ("/grpc.health.v1.Health/", "/grpc.reflection.")  # probes and tools: no key, and at any time
+SHUTTING_DOWN = "The server is shutting down"
+REFUSALS = {State.LOADING: "The model is still loading", State.DRAINING: SHUTTING_DOWN}
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Ends every failed call with the status of its error; must be the outermost.
+
+    Requests are decoded and unary replies encoded in here, where a failure can be answered without its internals.
+    """
+
+    def __init__(self, calls: RunningCalls) -> None:
+        self._calls = calls
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Found:
+        """Wrap the handler, whichever of the four kinds it is."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        decode, encode = _decoder(handler.request_deserializer), _encoder(handler.response_serializer)
+        work = _worker(handler, decode, encode)
+
+        async def behaviour(requests: object, context: Context) -> Any:
+            return await self._answer(work(requests, context), context)
+
+        # A unary request is taken as a stream of one: grpc.aio leaves a client that sends none without any status.
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                behaviour, decode if handler.request_streaming else None, encode
+            )
+        return grpc.stream_unary_rpc_method_handler(behaviour, decode if handler.request_streaming else None)
+
+    async def _answer(self, work: Coroutine[Any, Any, Result], context: Context) -> Result:
+        try:
+            with self._calls.running():
+                return await work
+        except grpc.aio.BaseError:  # the status is on its way already, or the client is gone
+            raise
+        except asyncio.CancelledError as error:
+            status = self._status_of_cancellation(error)
+        except Exception as error:
+            status = status_of(error)
+        return await context.abort(*status)
+
+    def _status_of_cancellation(self, error: asyncio.CancelledError) -> Status:
+        """Tell apart who cancelled: the drain, the client (nobody to answer), or something inside the server."""
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            return status_of(error)
+        if not self._calls.are_cut:
+            raise error
+        task.uncancel()
+        return status_of(UnavailableError(SHUTTING_DOWN))
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Wants exactly one `authorization: Bearer KEY`, byte for byte, with one of `keys`."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._accepted = [f"Bearer {key}".encode() for key in keys]
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Found:
+        """Check the key before anything is read."""
+        handler = await continuation(handler_call_details)
+        if handler is None or is_exempt(handler_call_details.method) or self._holds_key(handler_call_details):
+            return handler
+        return _refuse(UnauthenticatedError)
+
+    def _holds_key(self, details: grpc.HandlerCallDetails) -> bool:
+        given = [_as_bytes(value) for name, value in details.invocation_metadata if name == "authorization"]
+        if len(given) != 1:
+            return False
+        matches = [hmac.compare_digest(given[0], accepted) for accepted in self._accepted]  # all: time must not tell
+        return any(matches)
+
+
+class StateInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls while the engine is loading or draining."""
+
+    def __init__(self, state: Callable[[], State]) -> None:
+        self._state = state
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Found:
+        """Look at the state once per call."""
+        handler = await continuation(handler_call_details)
+        text = REFUSALS.get(self._state())
+        if handler is None or text is None or is_exempt(handler_call_details.method):
+            return handler
+        return _refuse(lambda: UnavailableError(text))
+
+
+def is_exempt(method: str) -> bool:
+    """Say whether `method` (full path) is a probe or a tool that must work at any time."""
+    return method.startswith(EXEMPT)
+
+
+def _refuse(error: Callable[[], TeiError]) -> Handler:
+    async def refuse(_requests: object, _context: Context) -> NoReturn:
+        raise error()
+
+    # Streaming both ways suits every kind of call, and answers without waiting for a request.
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _worker(handler: Any, decode: Decode, encode: Encode) -> Callable[[Any, Context], Coroutine[Any, Any, Any]]:
+    """Return what a call does, as one coroutine, for any kind of handler."""
+    behaviour = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+
+    async def work(requests: Any, context: Context) -> Any:
+        request = requests if handler.request_streaming else await _read_one(context, decode)
+        if inspect.isasyncgenfunction(behaviour):
+            async for reply in behaviour(request, context):
+                await context.write(reply)
+            return None
+        reply = await behaviour(request, context)
+        return None if handler.response_streaming else encode(reply)
+
+    return work
+
+
+async def _read_one(context: Context, decode: Decode) -> Any:
+    raw = await context.read()
+    if raw is grpc.aio.EOF:
+        raise UndecodableError("Missing request message")
+    return decode(raw)
+
+
+def _decoder(decode: Decode | None) -> Decode:
+    def decode_safely(raw: bytes) -> Any:
+        try:
+            return raw if decode is None else decode(raw)
+        except Exception:
+            raise UndecodableError("Request could not be decoded") from None
+
+    return decode_safely
+
+
+def _encoder(encode: Encode | None) -> Encode:
+    def encode_unless_bytes(reply: Any) -> bytes:
+        return reply if isinstance(reply, bytes) or encode is None else encode(reply)
+
+    return encode_unless_bytes
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")

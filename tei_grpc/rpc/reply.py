@@ -1,0 +1,74 @@
+"""Replies straight from numpy buffers: a packed float field is the array's own little-endian bytes.
+
+Byte-identical to what protobuf makes of the same messages, at a fraction of the time: no float becomes a Python object.
+"""
+
+import asyncio
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tei_grpc.pb import tei_pb2
+from tei_grpc.types import EmbedAllResult, EmbedResult, Floats, Metadata
+
+FIRST_FIELD = b"\x0a"  # field 1, length-delimited: `embeddings` and `token_embeddings`
+METADATA_FIELD = b"\x12"  # field 2, length-delimited: `metadata`
+MAX_LOOP_BYTES = 65536  # larger replies are put together on a thread: copying them would hold up the event loop
+
+
+def encode_embed(result: EmbedResult) -> bytes:
+    """Return the EmbedResponse of `embeddings` [dim] as bytes."""
+    return b"".join((*_floats_field(result.embeddings), _metadata_field(result.metadata)))
+
+
+async def encode_embed_all(result: EmbedAllResult) -> bytes:
+    """Return the EmbedAllResponse of `token_embeddings` [tokens, hidden] as bytes."""
+    if result.token_embeddings.nbytes > MAX_LOOP_BYTES:
+        return await asyncio.to_thread(_join_rows, result)
+    return _join_rows(result)
+
+
+def metadata_message(metadata: Metadata) -> tei_pb2.Metadata:
+    """Return the wire form of `metadata`."""
+    return tei_pb2.Metadata(
+        compute_chars=metadata.compute_chars,
+        compute_tokens=metadata.compute_tokens,
+        total_time_ns=metadata.total_time_ns,
+        tokenization_time_ns=metadata.tokenization_time_ns,
+        queue_time_ns=metadata.queue_time_ns,
+        inference_time_ns=metadata.inference_time_ns,
+    )
+
+
+def _join_rows(result: EmbedAllResult) -> bytes:
+    parts: list[bytes | memoryview] = []
+    for row in result.token_embeddings:
+        field = _floats_field(row)
+        parts += (FIRST_FIELD, _varint(sum(map(len, field))), *field)
+    parts.append(_metadata_field(result.metadata))
+    return b"".join(parts)
+
+
+def _floats_field(values: Floats) -> tuple[bytes | memoryview, ...]:
+    if not values.size:
+        return ()  # an empty repeated field is not on the wire
+    raw = _little_endian(values).data.cast("B")
+    return FIRST_FIELD, _varint(raw.nbytes), raw
+
+
+def _metadata_field(metadata: Metadata) -> bytes:
+    message = metadata_message(metadata).SerializeToString()
+    return METADATA_FIELD + _varint(len(message)) + message
+
+
+def _little_endian(values: Floats) -> NDArray[np.float32]:
+    return np.ascontiguousarray(values, dtype="<f4")
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)

@@ -1,0 +1,1 @@
+"""What front doors share: addresses, signals, and the end of a server."""

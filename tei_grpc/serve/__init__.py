@@ -1,0 +1,1 @@
+"""Front doors: each composes, none computes."""

@@ -1,0 +1,82 @@
+"""tei.v1.Embed: vectors."""
+
+from collections.abc import AsyncIterator
+
+from tei_grpc.engine.engine import Engine
+from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tei_grpc.rpc.context import Context, unary_caller
+from tei_grpc.rpc.headers import send_headers
+from tei_grpc.rpc.reply import encode_embed, encode_embed_all, metadata_message
+from tei_grpc.rpc.requests import input_of
+from tei_grpc.rpc.streams import answer_in_order
+from tei_grpc.types import Caller, EmbedAllResult, EmbedResult, EmbedSparseResult
+
+
+class EmbedServicer(tei_pb2_grpc.EmbedServicer):
+    """Pooled, per-token and sparse vectors. Replies are bytes already where they hold arrays."""
+
+    def __init__(self, engine: Engine, window: int) -> None:
+        self._engine = engine
+        self._window = window
+
+    async def Embed(self, request: tei_pb2.EmbedRequest, context: Context) -> bytes:
+        """One pooled vector."""
+        result = await self._embed(request, unary_caller(context))
+        await send_headers(context, result.metadata, self._engine.info)
+        return encode_embed(result)
+
+    async def EmbedStream(self, requests: AsyncIterator[tei_pb2.EmbedRequest], context: Context) -> None:
+        """One pooled vector per message."""
+        await answer_in_order(self._embed_reply, context, window=self._window)
+
+    async def EmbedAll(self, request: tei_pb2.EmbedAllRequest, context: Context) -> bytes:
+        """One vector per token."""
+        result = await self._embed_all(request, unary_caller(context))
+        reply = await encode_embed_all(result)
+        await send_headers(context, result.metadata, self._engine.info)
+        return reply
+
+    async def EmbedAllStream(self, requests: AsyncIterator[tei_pb2.EmbedAllRequest], context: Context) -> None:
+        """One vector per token, per message."""
+        await answer_in_order(self._embed_all_reply, context, window=self._window)
+
+    async def EmbedSparse(self, request: tei_pb2.EmbedSparseRequest, context: Context) -> tei_pb2.EmbedSparseResponse:
+        """One vocabulary-sized vector as its non-zero entries."""
+        result = await self._embed_sparse(request, unary_caller(context))
+        await send_headers(context, result.metadata, self._engine.info)
+        return _sparse_response(result)
+
+    async def EmbedSparseStream(self, requests: AsyncIterator[tei_pb2.EmbedSparseRequest], context: Context) -> None:
+        """One sparse vector per message."""
+        await answer_in_order(self._embed_sparse_reply, context, window=self._window)
+
+    async def _embed(self, request: tei_pb2.EmbedRequest, caller: Caller) -> EmbedResult:
+        return await self._engine.embed(
+            input_of(request),
+            normalize=request.normalize if request.HasField("normalize") else True,
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            caller=caller,
+        )
+
+    async def _embed_all(self, request: tei_pb2.EmbedAllRequest, caller: Caller) -> EmbedAllResult:
+        return await self._engine.embed_all(input_of(request), caller=caller)
+
+    async def _embed_sparse(self, request: tei_pb2.EmbedSparseRequest, caller: Caller) -> EmbedSparseResult:
+        return await self._engine.embed_sparse(input_of(request), caller=caller)
+
+    async def _embed_reply(self, request: tei_pb2.EmbedRequest, caller: Caller) -> bytes:
+        return encode_embed(await self._embed(request, caller))
+
+    async def _embed_all_reply(self, request: tei_pb2.EmbedAllRequest, caller: Caller) -> bytes:
+        return await encode_embed_all(await self._embed_all(request, caller))
+
+    async def _embed_sparse_reply(
+        self, request: tei_pb2.EmbedSparseRequest, caller: Caller
+    ) -> tei_pb2.EmbedSparseResponse:
+        return _sparse_response(await self._embed_sparse(request, caller))
+
+
+def _sparse_response(result: EmbedSparseResult) -> tei_pb2.EmbedSparseResponse:
+    entries = zip(result.indices.tolist(), result.values.tolist(), strict=True)
+    values = [tei_pb2.SparseValue(index=index, value=value) for index, value in entries]
+    return tei_pb2.EmbedSparseResponse(sparse_embeddings=values, metadata=metadata_message(result.metadata))

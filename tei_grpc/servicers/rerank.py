@@ -1,0 +1,63 @@
+"""tei.v1.Rerank: texts ordered by their relevance to a query."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from tei_grpc.engine.engine import Engine
+from tei_grpc.engine.reranking import Score
+from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tei_grpc.rpc.context import Context, stream_caller, unary_caller
+from tei_grpc.rpc.headers import send_headers
+from tei_grpc.rpc.reply import metadata_message
+from tei_grpc.rpc.requests import direction_of, scoring_of
+from tei_grpc.rpc.streams import collect_in_order
+from tei_grpc.types import Caller, Input, RerankResult
+
+
+class RerankServicer(tei_pb2_grpc.RerankServicer):
+    """Scores of all texts of one call, sorted."""
+
+    def __init__(self, engine: Engine, window: int) -> None:
+        self._engine = engine
+        self._window = window
+
+    async def Rerank(self, request: tei_pb2.RerankRequest, context: Context) -> tei_pb2.RerankResponse:
+        """Ranks of the texts of one message."""
+        texts = list(request.texts)
+        result = await self._engine.rerank(
+            request.query, texts, scoring=scoring_of(request), caller=unary_caller(context)
+        )
+        await send_headers(context, result.metadata, self._engine.info)
+        return _response(result, texts if request.return_text else None)
+
+    async def RerankStream(
+        self, requests: AsyncIterator[tei_pb2.RerankStreamRequest], context: Context
+    ) -> tei_pb2.RerankResponse:
+        """Ranks of one text per message, once the client has sent all; the first message says how to answer."""
+        first: tei_pb2.RerankStreamRequest | None = None
+        texts: list[str] = []
+        with self._engine.reranking(stream_caller(context)) as reranking:
+
+            async def score(request: tei_pb2.RerankStreamRequest, _caller: Caller) -> Score:
+                nonlocal first
+                first = first or request
+                if first.return_text:
+                    texts.append(request.text)
+                return await reranking.score(_pair(request))
+
+            scores = await collect_in_order(score, context, window=self._window)
+            result = reranking.rank(scores, raw_scores=first is not None and first.raw_scores)
+        await send_headers(context, result.metadata, self._engine.info)
+        return _response(result, texts or None)
+
+
+def _pair(request: tei_pb2.RerankStreamRequest) -> Input:
+    direction = direction_of(request.truncation_direction)
+    return Input(request.query, request.text, truncate=request.truncate, truncation_direction=direction)
+
+
+def _response(result: RerankResult, texts: Sequence[str] | None) -> tei_pb2.RerankResponse:
+    ranks = [
+        tei_pb2.Rank(index=rank.index, score=rank.score, text=None if texts is None else texts[rank.index])
+        for rank in result.ranks
+    ]
+    return tei_pb2.RerankResponse(ranks=ranks, metadata=metadata_message(result.metadata))
