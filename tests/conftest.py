@@ -1,0 +1,28 @@
+"""Fixtures for all tests: real models that `make` fetches."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).resolve().parent.parent / ".models"
+
+
+@pytest.fixture(scope="session")
+def minilm_dir() -> Path:
+    """sentence-transformers/all-MiniLM-L6-v2: BERT, mean pooling, 384 values."""
+    return _fetched("all-MiniLM-L6-v2", "minilm")
+
+
+@pytest.fixture(scope="session")
+def splade_dir() -> Path:
+    """A tiny SPLADE model: BertForMaskedLM, vocabulary of 30522."""
+    return _fetched("splade-tiny", "splade")
+
+
+def _fetched(directory: str, name: str) -> Path:
+    path = MODELS / directory
+    if not path.is_dir():
+        reason = f"{path} is missing: python scripts/fetch_demo_model.py {name}"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    return path

@@ -1,0 +1,78 @@
+"""The life of the process: how it starts, what it refuses, what it says, how it ends."""
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tests.e2e.servers import TEI_GRPC, Server, clean_environment, free_port
+
+Start = Callable[..., Server]
+
+
+def embed(address: str, key: str | None = None) -> tei_pb2.EmbedResponse:
+    metadata = [("authorization", f"Bearer {key}")] if key else []
+    with grpc.insecure_channel(address) as channel:
+        return tei_pb2_grpc.EmbedStub(channel).Embed(tei_pb2.EmbedRequest(inputs="test"), metadata=metadata)
+
+
+def test_missing_model_is_named() -> None:
+    run = subprocess.run([TEI_GRPC], env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2
+    assert run.stderr.startswith("tei-grpc: `--model-id` (MODEL_ID): missing")
+
+
+def test_sigterm_ends_it_with_exit_code_0(start_server: Start) -> None:
+    server = start_server().wait_until_ready()
+    assert embed(server.address).embeddings
+    assert server.terminate() == 0
+
+
+def test_sigterm_while_loading_ends_it_with_exit_code_0(start_server: Start) -> None:
+    server = start_server()
+    while "Listening on" not in (line := server.next_line()):
+        assert line, server.lines
+    assert server.terminate() == 0
+
+
+def test_second_server_on_a_port_is_refused_by_name(start_server: Start) -> None:
+    first = start_server().wait_until_ready()
+    second = start_server("--port", str(first.port))
+    assert second.wait() == 1
+    assert f"`--port` {first.port}" in second.lines[-1]
+
+
+def test_second_listener_on_the_metrics_port_is_refused_by_name(start_server: Start) -> None:
+    port = str(free_port())
+    start_server("--prometheus-port", port).wait_until_ready()
+    second = start_server("--prometheus-port", port)
+    assert second.wait() == 1
+    assert "`--prometheus-port`" in second.lines[-1]
+
+
+def test_metrics_show_what_was_answered(start_server: Start) -> None:
+    port = free_port()
+    server = start_server("--prometheus-port", str(port)).wait_until_ready()
+    embed(server.address)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    for counter in ("te_request_count", "te_request_success"):
+        assert f'{counter}{{method="single"}} 1.0' in lines
+    assert "te_embed_success 1.0" in lines
+    assert "te_queue_size 0.0" in lines
+
+
+def test_every_line_is_json_and_none_shows_a_secret(start_server: Start) -> None:
+    server = start_server("--api-key", "SESAME", HF_TOKEN="hf_SESAME", LOG_LEVEL="debug").wait_until_ready()
+    embed(server.address, key="SESAME")
+    with pytest.raises(grpc.RpcError) as refused:
+        embed(server.address, key="SESAM")
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert server.terminate() == 0
+    assert "SESAME" not in "".join(server.lines)
+    messages = [json.loads(line)["message"] for line in server.lines]
+    assert "Success" in messages
