@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check --quiet --quiet
 MINILM := .models/all-MiniLM-L6-v2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto proto-check docker build
+.PHONY: help run test lint format proto proto-check docker build go-client
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ docker: ## the image, on CPU: TORCH_INDEX picks torch's wheels
 
 build: $(VENV)/.made ## wheel and sdist in dist/
 	$(BIN)/python -m build
+	$(BIN)/python -m build --outdir dist clients/python
+
+go-client: ## the Go example in dist/, with Debian's Go packages (see clients/go/README.md)
+	scripts/build_go_client.sh build dist/tei-example
 
 # A stamp newer than pyproject.toml says that the environment holds what it names.
 $(VENV)/bin/python:
