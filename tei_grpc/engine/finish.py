@@ -18,7 +18,8 @@ def unit(vector: Floats) -> Floats:
     square = float(np.dot(wide := vector.astype(np.float64), wide))
     if square == 0.0:
         return vector
-    return (wide / np.sqrt(square)).astype(np.float32)
+    scaled: Floats = (wide / np.sqrt(square)).astype(np.float32)
+    return scaled
 
 
 def scores(logits: Floats, *, multi_label: bool) -> Floats:
@@ -26,7 +27,8 @@ def scores(logits: Floats, *, multi_label: bool) -> Floats:
     if multi_label or len(logits) == 1:
         return sigmoid(logits)
     exponentials = np.exp(logits.astype(np.float64) - logits.max())
-    return (exponentials / exponentials.sum()).astype(np.float32)
+    shares: Floats = (exponentials / exponentials.sum()).astype(np.float32)
+    return shares
 
 
 def sigmoid(logits: Floats) -> Floats:

@@ -27,5 +27,6 @@ def describe(
         embeds=embedding,
         embeds_sparse=splade,
         embeds_all=embedding and not splade,
+        hidden_size=facts.hidden_size,
         prompts=model.prompts,
     )

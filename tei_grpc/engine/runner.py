@@ -1,5 +1,6 @@
 """Owns the model: loads it, and turns a batch into one answer per entry."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +18,28 @@ from tei_grpc.errors import InferenceError, ModelTypeError, StartupError, TeiErr
 from tei_grpc.layers.experts import ExpertMLP
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs, place
+from tei_grpc.layers.precision import Float32
 from tei_grpc.loading.lora import open_checkpoint
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.loading.weights import load_weights
 from tei_grpc.models import Blueprint, Head, Model, find_family
+from tei_grpc.models.generic import Generic, load_generic
 from tei_grpc.types import Batch, Entry, Kind, ModelFacts, Pooling
 
 Arrays = tuple[NDArray[np.generic], ...]
 Answer = Arrays | TeiError
 
+logger = logging.getLogger(__name__)
+
 LOGITS_BYTES = 64 << 20  # vocabulary logits that exist at a time
 WARM_UP_LENGTHS = (8, 32, 128)  # tokens
+
+
+class NotFiniteError(InferenceError):
+    """The model's output holds NaN or infinity."""
+
+    def __init__(self) -> None:
+        super().__init__("The model's output for this input is not finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +66,17 @@ class Runner:
         """Load the model. Raises StartupError, whose text says what to change."""
         self._device = _device(config.device)
         dtype = config.dtype or "float32"
-        self._model = _load_model(model, config.lora_task, getattr(torch, dtype))
+        self._model = _load_model(model, config, getattr(torch, dtype))
         self._modules = load_modules(model.modules)
         self._logits_rows = max(1, LOGITS_BYTES // (4 * model.hf_config["vocab_size"]))
         self._answerers = self._answerers_by_kind(model.pooling)
         self._max_input_length = model.max_input_length
+        self._is_narrow = dtype != "float32"
+        self.recoveries = 0  # inputs that 16-bit numbers were too small for, answered in float32
         self.facts = ModelFacts(
             dtype=dtype,
             device=self._device.type,
-            optimized=True,
+            optimized=self._model.optimized,
             embedding_size=self._embedding_size(model),
             hidden_size=self._model.hidden_size,
         )
@@ -86,13 +100,29 @@ class Runner:
         Raises whatever the device raises when the batch as a whole cannot be run.
         """
         with torch.inference_mode():
-            inputs = place(batch, self._device)
-            encoded = Encoded(self._model.encode(inputs), inputs, batch.entries)
-            answers: dict[int, Answer] = {}
-            for kind, rows in _rows_by_kind(batch.entries).items():
-                answerer = self._answerers.get(kind, _refuse)
-                answers |= zip(rows, answerer(encoded, rows), strict=True)
+            answers = self._run(batch)
+            if self._is_narrow:
+                for row, answer in enumerate(answers):
+                    if isinstance(answer, NotFiniteError):
+                        answers[row] = self._run_again(batch.entries[row])
+        return answers
+
+    def _run(self, batch: Batch) -> list[Answer]:
+        inputs = place(batch, self._device)
+        encoded = Encoded(self._model.encode(inputs), inputs, batch.entries)
+        answers: dict[int, Answer] = {}
+        for kind, rows in _rows_by_kind(batch.entries).items():
+            answerer = self._answerers.get(kind, _refuse)
+            answers |= zip(rows, answerer(encoded, rows), strict=True)
         return [answers[row] for row in range(len(batch.entries))]
+
+    def _run_again(self, entry: Entry) -> Answer:
+        """An input that 16-bit numbers are too small for, alone and in float32."""
+        with Float32():
+            (answer,) = self._run(pack([entry]))
+        if not isinstance(answer, TeiError):
+            self.recoveries += 1
+        return answer
 
     def _embedding_size(self, model: ModelConfig) -> int:
         if model.pooling is Pooling.SPLADE:
@@ -148,7 +178,7 @@ def _sparse(weights: Tensor) -> Answer:
 def _finite(tensor: Tensor) -> Answer:
     """The tensor as an array of its own, or the entry's error: one that holds NaN or infinity is no answer."""
     array = np.array(tensor.float().numpy())
-    return (array,) if np.isfinite(array).all() else InferenceError("the model's output for this input is not finite")
+    return (array,) if np.isfinite(array).all() else NotFiniteError()
 
 
 def _rows_by_kind(entries: Sequence[Entry]) -> dict[Kind, list[int]]:
@@ -164,9 +194,27 @@ def _device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
-def _load_model(model: ModelConfig, lora_task: str | None, dtype: torch.dtype) -> Model:
+def _load_model(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> Model:
+    family = None if config.force_generic else find_family({**model.hf_config, "model_type": model.model_type})
+    if family is None:
+        return _load_generic(model, config, dtype)
+    logger.info("`model_type` %s runs on the packed path, as %s", model.model_type, family.__name__)
+    return _load_family(family, model, config.lora_task, dtype)
+
+
+def _load_generic(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> Model:
+    if config.lora_task is not None:
+        raise StartupError("`--lora-task` is not supported on the generic path")
+    head = _head(model, Generic)
+    generic = load_generic(model.folder, Blueprint(model.hf_config, head, len(model.labels), frozenset()), dtype)
+    reason = "`--force-generic`" if config.force_generic else "no family of ours serves it"
+    batches = "padded" if generic.pads else "of equal length, since padding would change them"
+    logger.info("`model_type` %s runs on the generic path: %s; texts are %s", model.model_type, reason, batches)
+    return generic
+
+
+def _load_family(family: type[Model], model: ModelConfig, lora_task: str | None, dtype: torch.dtype) -> Model:
     config = {**model.hf_config, "model_type": model.model_type}
-    family = find_family(config)
     checkpoint = open_checkpoint(model.folder, model.hf_config, lora_task)
     tensors = frozenset(family.names.plain(name) for name in checkpoint.names())
     try:

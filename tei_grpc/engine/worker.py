@@ -112,18 +112,21 @@ class Worker:
         while not self._queue.closed:
             taken = self._queue.take(None if self._healthy else RETRY_SECONDS)
             if taken is None:
-                self._check(runner)
+                if not self._queue.closed:  # nothing has come since the device failed
+                    self._check(runner)
                 continue
             self._metrics.queue_size(len(self._queue))
             self._fail(taken.expired, DeadlineError)
-            self._running = taken.batch
-            succeeded = not taken.batch or self._run(runner, taken.batch)
-            self._running = ()
-            if not succeeded:
-                self._check(runner)
+            if taken.batch:
+                self._running = taken.batch
+                self._run(runner, taken.batch)
+                self._running = ()
 
-    def _run(self, runner: "Runner", entries: Sequence[Entry]) -> bool:
-        """Run and deliver a batch; one that raises is split in halves, so that only the entries at fault fail."""
+    def _run(self, runner: "Runner", entries: Sequence[Entry]) -> None:
+        """Run and deliver a batch; one that raises is split in halves, so that only the entries at fault fail.
+
+        When the model runs nothing at all any more, all of them fail at once.
+        """
         try:
             started = time.monotonic_ns()
             results = runner.run(pack(entries))
@@ -131,27 +134,27 @@ class Worker:
             outputs = [_result(*pair, started, inference_ns) for pair in zip(entries, results, strict=True)]
         except Exception:
             logger.exception("a batch of %d failed", len(entries))
-            if len(entries) == 1:
+            if not self._check(runner) or len(entries) == 1:
                 self._fail(entries, lambda: InferenceError("Inference failed"))
-                return False
+                return
             middle = len(entries) // 2
-            halves = (self._run(runner, entries[:middle]), self._run(runner, entries[middle:]))
-            return all(halves)
+            self._run(runner, entries[:middle])
+            self._run(runner, entries[middle:])
+            return
         self._metrics.batch_formed(len(entries), sum(map(len, entries)))
         self._call(self._deliver, outputs)
-        return True
+        self._set_healthy(True)
 
-    def _check(self, runner: "Runner") -> None:
+    def _check(self, runner: "Runner") -> bool:
         """After a failure: does the model still run at all? Health follows the answer."""
-        if self._queue.closed:
-            return
         try:
             runner.check()
         except Exception:
             logger.exception("the model does not run")
             self._set_healthy(False)
-        else:
-            self._set_healthy(True)
+            return False
+        self._set_healthy(True)
+        return True
 
     def _set_healthy(self, healthy: bool) -> None:
         if healthy != self._healthy:

@@ -17,8 +17,6 @@ from tei_grpc.layers.activation import ACTIVATIONS, Activation
 
 logger = logging.getLogger(__name__)
 
-Product = Callable[[Tensor], Tensor]
-
 FUSED: dict[Activation | None, tuple[str, str]] = {
     None: ("none", ""),
     ACTIVATIONS["gelu"]: ("gelu", "none"),
@@ -30,26 +28,33 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of the sample's value
 ROUNDS = 5
 
 
+class Product:
+    """activation(x W^T + b), holding the weight [out, in] as oneDNN wants it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._bias = bias
+        self._fused = FUSED.get(activation, FUSED[None])
+        self._unfused = None if activation in FUSED else activation
+        self._activation = activation
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]; in float32, by a copy of the weight, where `x` is wider than the weight."""
+        if x.dtype != self._packed.dtype:
+            return _plain(self._packed.to_dense().to(x.dtype), self._bias, self._activation)(x)
+        attribute, algorithm = self._fused
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, attribute, [], algorithm)
+        return y if self._unfused is None else self._unfused(y)
+
+
 def prepack(weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Product | None:
-    """activation(x W^T + b), for x [rows, in] and weight [out, in], as a function that holds the weight re-laid.
+    """activation(x W^T + b), for x [rows, in] and weight [out, in], with the weight re-laid.
 
     None when torch's own product is as good: on other devices, in dtypes that oneDNN lacks, or where it is not faster.
     """
     if weight.device.type != "cpu" or not _is_preferred(weight.dtype):
         return None
-    return _product(weight, bias, activation)
-
-
-def _product(weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Product:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    attribute, algorithm = FUSED.get(activation, FUSED[None])
-    unfused = activation if activation not in FUSED else None
-
-    def multiply(x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, attribute, [], algorithm)
-        return y if unfused is None else unfused(y)
-
-    return multiply
+    return Product(weight, bias, activation)
 
 
 @cache
@@ -63,7 +68,7 @@ def _is_right(dtype: torch.dtype) -> bool:
     x, weight, bias = _sample(5, 64, 48, dtype)
     try:
         return all(
-            torch.allclose(_product(weight, bias, act)(x), _plain(weight, bias, act)(x), atol=TOLERANCE[dtype], rtol=0)
+            torch.allclose(Product(weight, bias, act)(x), _plain(weight, bias, act)(x), atol=TOLERANCE[dtype], rtol=0)
             for act in FUSED
         )
     except (AttributeError, RuntimeError):  # another torch: no such operator, or other arguments
@@ -73,13 +78,17 @@ def _is_right(dtype: torch.dtype) -> bool:
 def _is_faster(dtype: torch.dtype) -> bool:
     """Best of some rounds, taken in turns, so that another process's burst of work decides nothing."""
     x, weight, bias = _sample(256, 384, 1536, dtype)
-    packed, plain = _product(weight, bias, None), _plain(weight, bias, None)
+    packed, plain = Product(weight, bias, None), _plain(weight, bias, None)
     rounds = [(_seconds(packed, x), _seconds(plain, x)) for _ in range(ROUNDS)]
     return min(ours for ours, _ in rounds) < min(torchs for _, torchs in rounds)
 
 
-def _plain(weight: Tensor, bias: Tensor, activation: Activation | None) -> Product:
-    return lambda x: (activation or (lambda y: y))(functional.linear(x, weight, bias))
+def _plain(weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Callable[[Tensor], Tensor]:
+    def multiply(x: Tensor) -> Tensor:
+        y = functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+        return y if activation is None else activation(y)
+
+    return multiply
 
 
 def _sample(rows: int, size: int, out: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,7 +98,7 @@ def _sample(rows: int, size: int, out: int, dtype: torch.dtype) -> tuple[Tensor,
     return x.to(dtype), (weight / size**0.5).to(dtype), bias.to(dtype)
 
 
-def _seconds(product: Product, x: Tensor) -> float:
+def _seconds(product: Callable[[Tensor], Tensor], x: Tensor) -> float:
     start = time.perf_counter()
     product(x)
     return time.perf_counter() - start

@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 UNLIMITED = 10**9  # tokenizers without a limit say 1e30
+AFTER_PADDING = (  # model types that count positions as RoBERTa does
+    *("roberta", "xlm-roberta", "camembert", "longformer", "data2vec-text"),
+    *("ibert", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"),
+)
 MAX_LABELS = 10**6  # a typing error in an index must not fill the memory
 
 
@@ -106,7 +110,7 @@ def _label_index(key: str) -> int:
 def position_offset(hf_config: Mapping[str, Any]) -> int:
     """First row of the position table that a token uses: RoBERTa and its kin start after the padding row."""
     match hf_config.get("model_type"):
-        case "roberta" | "xlm-roberta" | "camembert":
+        case name if name in AFTER_PADDING:
             return (read_value(hf_config, "pad_token_id", int, CONFIG) or 0) + 1
         case "mpnet":
             return 2

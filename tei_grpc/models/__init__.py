@@ -52,6 +52,7 @@ class Model(nn.Module):
     """The base of all families. Built on the meta device; weights are loaded afterwards."""
 
     heads: ClassVar[frozenset[Head]] = frozenset({Head.NONE})
+    optimized: ClassVar[bool] = True  # packed, in our own implementation
     names: ClassVar[Names] = Names()
 
     hidden_size: int  # values of a token vector
@@ -106,15 +107,18 @@ def register(*model_types: str, matches: Matches | None = None) -> Callable[[Fam
     return enter
 
 
-def find_family(config: HfConfig) -> type[Model]:
-    """The family that serves a checkpoint. Raises StartupError naming the model type when there is none."""
+def find_family(config: HfConfig) -> type[Model] | None:
+    """The family that serves a checkpoint; None when that is left to the generic path."""
     _import_families()
     fitting = [entry for entry in _entries if entry.fits(config)]
-    if not fitting:
-        raise StartupError(
-            f"`model_type` {config.get('model_type')!r} is not supported; supported are: {', '.join(model_types())}"
-        )
-    return max(fitting, key=lambda entry: entry.matches is not None).family
+    return max(fitting, key=lambda entry: entry.matches is not None).family if fitting else None
+
+
+def families() -> list[tuple[str, type[Model]]]:
+    """Every supported `model_type` with a family that serves it, sorted; a type may have several."""
+    _import_families()
+    pairs = {(name, entry.family) for entry in _entries for name in entry.model_types}
+    return sorted(pairs, key=lambda pair: (pair[0], pair[1].__name__))
 
 
 def model_types() -> list[str]:

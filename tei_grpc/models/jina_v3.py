@@ -1,0 +1,116 @@
+"""Jina v3, in transformers' format and in the original one: RoBERTa's heads on an encoder with rotary positions."""
+
+from torch import Tensor, nn
+
+from tei_grpc.layers.activation import activation
+from tei_grpc.layers.embedding import WordAndTypeEmbedding
+from tei_grpc.layers.heads import ClassificationHead, RobertaLMHead
+from tei_grpc.layers.linear import Linear
+from tei_grpc.layers.mlp import MLP
+from tei_grpc.layers.packed import PackedInputs
+from tei_grpc.layers.rotary import Rotation, read_rope, rotary_attention
+from tei_grpc.loading.weights import Names
+from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
+
+
+class Attention(nn.Module):
+    """Self-attention."""
+
+    def __init__(self, config: HfConfig) -> None:
+        super().__init__()
+        hidden = config["hidden_size"]
+        self.heads = config["num_attention_heads"]
+        self.Wqkv = Linear(hidden, 3 * hidden)
+        self.out_proj = Linear(hidden, hidden)
+
+    def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        y: Tensor = self.out_proj(rotary_attention(self.Wqkv(x), self.heads, inputs, rotation))
+        return y
+
+
+class Layer(nn.Module):
+    """One post-norm layer."""
+
+    def __init__(self, config: HfConfig) -> None:
+        super().__init__()
+        self.mixer = Attention(config)
+        self.norm1 = _norm(config)
+        self.mlp = MLP(config["hidden_size"], config["intermediate_size"], activation(config["hidden_act"]))
+        self.norm2 = _norm(config)
+
+    def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        x = self.norm1(self.mixer(x, inputs, rotation).add_(x))
+        y: Tensor = self.norm2(self.mlp(x).add_(x))
+        return y
+
+
+class Encoder(nn.Module):
+    """The stack of layers, which share one rotation."""
+
+    def __init__(self, config: HfConfig) -> None:
+        super().__init__()
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        self.rope = read_rope(config, head_dim, theta=config.get("rotary_emb_base") or 20000.0)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
+
+    def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        rotation = self.rope.rotation(inputs, x.dtype)
+        for layer in self.layers:
+            x = layer(x, inputs, rotation)
+        return x
+
+
+_DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "type_vocab_size": 1}
+
+
+def _is_rotary(config: HfConfig) -> bool:
+    return config.get("position_embedding_type") == "rotary"
+
+
+@register("xlm-roberta", matches=_is_rotary)
+@register("jina_embeddings_v3")
+class JinaV3(Model):
+    """Jina v3. The original format calls itself xlm-roberta, and differs from it by its position embeddings."""
+
+    heads = frozenset(Head)
+    names = Names(
+        prefixes=("roberta.",),
+        renamed={"lm_head.decoder.bias": "lm_head.bias"},
+        extras=("pooler.", "classifier.", "qa_outputs.", "lm_head."),
+    )
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint)
+        config = {**_DEFAULTS, **blueprint.config}
+        hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+        self.hidden_size = hidden
+        self.embeddings = WordAndTypeEmbedding(vocabulary, config["type_vocab_size"], hidden)
+        self.emb_ln = _norm(config)
+        self.encoder = Encoder(config)
+        if blueprint.head is Head.CLASSIFICATION:
+            self.classifier = ClassificationHead(hidden, blueprint.labels)
+        if blueprint.head is Head.MASKED_LM:
+            tied = blueprint.is_tied("lm_head.decoder.weight")
+            self.lm_head = RobertaLMHead(hidden, vocabulary, eps=config["layer_norm_eps"], tied=tied)
+
+    def encode(self, inputs: PackedInputs) -> Tensor:
+        """See `Model`."""
+        hidden: Tensor = self.encoder(self.emb_ln(self.embeddings(inputs)), inputs)
+        return hidden
+
+    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
+        """See `Model`."""
+        logits: Tensor = self.classifier(hidden[inputs.first_rows])
+        return logits
+
+    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        """See `Model`."""
+        logits: Tensor = self.lm_head(hidden, self.embeddings.word_embeddings.weight)
+        return logits
+
+
+def _norm(config: HfConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config["hidden_size"], eps=config["layer_norm_eps"])

@@ -1,0 +1,372 @@
+"""The device thread: what is delivered for an entry, whatever the model does."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from tei_grpc.config import EngineConfig
+from tei_grpc.engine import worker
+from tei_grpc.errors import DeadlineError, InferenceError, StartupError, UnavailableError
+from tei_grpc.loading.model_config import read_model_config
+from tei_grpc.metrics import Metrics
+from tei_grpc.types import Entry, Failure, Kind, Output
+from tests import folders
+from tests.fakes import FakeDevice, FakeRunner, answer, row
+
+BAD = 13
+
+
+class Desk:
+    """Where a device delivers: nothing may come twice."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, Output | Failure] = {}
+        self.states: list[bool] = []
+        self._changed = asyncio.Event()
+
+    def deliver(self, results: Sequence[Output | Failure]) -> None:
+        for result in results:
+            assert result.id not in self.results
+            self.results[result.id] = result
+        self._changed.set()
+
+    def follow(self, healthy: bool) -> None:
+        self.states.append(healthy)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def errors(self) -> dict[int, type[Exception]]:
+        return {id: type(result.error) for id, result in self.results.items() if isinstance(result, Failure)}
+
+
+class Sick(FakeRunner):
+    """Fails every batch, and its check too, until it is cured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cured = False
+        self.answer = self._answer
+
+    def check(self) -> None:
+        if not self.cured:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def _answer(self, entry: Entry):
+        self.check()
+        return answer(entry)
+
+
+def fussy(entry: Entry):
+    """Raise for the bad entry, and so for each batch that it is in."""
+    if entry.id == BAD:
+        raise ValueError("/secret/path")
+    return answer(entry)
+
+
+def entry(id: int, length: int = 2, deadline_ns: int | None = None) -> Entry:
+    return Entry(id, Kind.EMBED, np.full(length, id, np.int32), deadline_ns=deadline_ns, queued_ns=time.monotonic_ns())
+
+
+@pytest.fixture
+def device_over(tmp_path):
+    folder = folders.embedder(tmp_path)
+
+    @asynccontextmanager
+    async def started(runner: FakeRunner, metrics: Metrics | None = None, **options):
+        config = EngineConfig(model_id=str(folder), **options)
+        device, desk = FakeDevice(read_model_config(folder, config), config, metrics, runner), Desk()
+        await device.start(desk.deliver, desk.follow)
+        try:
+            yield device, desk
+        finally:
+            runner.gate.set()
+            await device.stop()
+
+    return started
+
+
+async def held_back(device: FakeDevice, runner: FakeRunner, entries: Sequence[Entry]) -> None:
+    """Let `entries` pile up behind a batch that runs: they can only leave together."""
+    runner.gate.clear()
+    device.submit(entry(0))
+    await asyncio.to_thread(runner.running.wait, 10)
+    for waiting in entries:
+        device.submit(waiting)
+
+
+async def test_facts_of_the_model_are_reported_at_the_start(tmp_path):
+    folder, runner = folders.embedder(tmp_path), FakeRunner()
+    config = EngineConfig(model_id=str(folder))
+    device = FakeDevice(read_model_config(folder, config), config, runner=runner)
+    assert await device.start(lambda _: None, lambda _: None) == runner.facts
+    await device.stop()
+
+
+async def test_each_entry_gets_its_own_output(device_over):
+    async with device_over(FakeRunner()) as (device, desk):
+        entries = [entry(id, length=id % 5 + 1) for id in range(50)]
+        for each in entries:
+            device.submit(each)
+        await desk.until(lambda: len(desk.results) == 50)
+        for each in entries:
+            np.testing.assert_array_equal(desk.results[each.id].arrays[0], row(each))
+
+
+async def test_what_waits_leaves_together(device_over):
+    runner = FakeRunner()
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(1), entry(2), entry(3)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 4)
+        assert [[each.id for each in batch] for batch in runner.batches] == [[0], [1, 2, 3]]
+
+
+async def test_batches_keep_to_the_limits_of_the_options(device_over):
+    runner = FakeRunner()
+    async with device_over(runner, max_batch_tokens=8, max_batch_requests=3) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 9)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 9)
+        assert [len(batch) for batch in runner.batches] == [1, 3, 3, 2]
+
+
+async def test_bad_entry_fails_alone(device_over):
+    runner = FakeRunner()
+    runner.answer = fussy
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 20)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 20)
+        assert desk.errors() == {BAD: InferenceError}
+
+
+async def test_text_of_a_failure_tells_nothing_internal(device_over):
+    runner = FakeRunner()
+    runner.answer = fussy
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(BAD))
+        await desk.until(lambda: BAD in desk.results)
+        assert str(desk.results[BAD].error) == "Inference failed"
+
+
+async def test_device_stays_healthy_after_a_bad_entry(device_over):
+    runner = FakeRunner()
+    runner.answer = fussy
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(BAD))
+        device.submit(entry(1))
+        await desk.until(lambda: len(desk.results) == 2)
+        assert desk.states == []
+
+
+async def test_error_that_the_runner_returns_reaches_its_entry_only(device_over):
+    runner = FakeRunner()
+    runner.answer = lambda each: InferenceError("not finite") if each.id == BAD else answer(each)
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(BAD), entry(1)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 3)
+        assert desk.errors() == {BAD: InferenceError}
+        assert len(runner.batches) == 2
+
+
+async def test_runner_that_answers_too_few_fails_its_batch_and_lives(device_over):
+    runner = FakeRunner()
+    async with device_over(runner) as (device, desk):
+        runner.run = lambda batch: []
+        device.submit(entry(1))
+        await desk.until(lambda: 1 in desk.results)
+        del runner.run
+        device.submit(entry(2))
+        await desk.until(lambda: 2 in desk.results)
+        assert desk.errors() == {1: InferenceError}
+
+
+async def test_cancelled_entry_is_not_batched(device_over):
+    runner = FakeRunner()
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(1), entry(2)])
+        device.cancel(1)
+        runner.gate.set()
+        await desk.until(lambda: 2 in desk.results)
+        assert [each.id for each in runner.batches[-1]] == [2]
+        assert 1 not in desk.results
+
+
+async def test_entry_cancelled_while_it_runs_disturbs_nobody(device_over):
+    runner = FakeRunner()
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(1)])
+        device.cancel(0)
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 2)
+        assert desk.errors() == {}
+
+
+async def test_expired_entry_is_not_batched(device_over):
+    runner = FakeRunner()
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(1, deadline_ns=1), entry(2)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 3)
+        assert [each.id for each in runner.batches[-1]] == [2]
+        assert desk.errors() == {1: DeadlineError}
+
+
+async def test_queue_gauge_follows_the_queue(device_over):
+    runner, metrics = FakeRunner(), Metrics()
+
+    def size() -> float | None:
+        return metrics.registry.get_sample_value("te_queue_size")
+
+    async with device_over(runner, metrics) as (device, desk):
+        await held_back(device, runner, [entry(1), entry(2), entry(3)])
+        assert size() == 3
+        device.cancel(1)
+        assert size() == 2
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 3)
+        assert size() == 0
+
+
+async def test_batches_are_counted_by_requests_and_tokens(device_over):
+    runner, metrics = FakeRunner(), Metrics()
+    async with device_over(runner, metrics) as (device, desk):
+        await held_back(device, runner, [entry(1, 3), entry(2, 4)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 3)
+    assert metrics.registry.get_sample_value("te_batch_next_size_sum") == 3
+    assert metrics.registry.get_sample_value("te_batch_next_tokens_sum") == 9
+
+
+async def test_dead_thread_fails_what_ran_and_what_waited(device_over):
+    runner = FakeRunner()
+
+    def die(each: Entry):
+        raise SystemExit
+
+    runner.answer = die
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(1), entry(2)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 3)
+        assert set(desk.errors().values()) == {UnavailableError}
+        assert desk.states == [False]
+
+
+async def test_dead_thread_refuses_what_comes_later(device_over):
+    runner = FakeRunner()
+
+    def die(each: Entry):
+        raise SystemExit
+
+    runner.answer = die
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(0))
+        await desk.until(lambda: len(desk.results) == 1)
+        with pytest.raises(UnavailableError, match="The model runner is gone"):
+            device.submit(entry(1))
+
+
+async def test_device_that_no_longer_runs_is_unhealthy_until_it_runs_again(device_over, monkeypatch):
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.01)
+    runner = Sick()
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(1))
+        await desk.until(lambda: desk.states == [False])
+        runner.cured = True
+        await desk.until(lambda: desk.states == [False, True])
+        device.submit(entry(2))
+        await desk.until(lambda: 2 in desk.results)
+        assert desk.errors() == {1: InferenceError}
+
+
+async def test_batch_is_not_tried_again_on_a_device_that_no_longer_runs(device_over):
+    runner = Sick()
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 9)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 9)
+        assert [len(batch) for batch in runner.batches] == [1, 8]
+        assert set(desk.errors().values()) == {InferenceError}
+
+
+async def test_batch_that_succeeds_turns_health_back(device_over, monkeypatch):
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 1000)
+    runner = Sick()
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(1))
+        await desk.until(lambda: desk.states == [False])
+        runner.cured = True
+        device.submit(entry(2))
+        await desk.until(lambda: desk.states == [False, True])
+
+
+async def test_stopping_finishes_what_runs_and_fails_what_waits(device_over):
+    runner = FakeRunner()
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(1), entry(2)])
+        stopping = asyncio.ensure_future(device.stop())
+        await desk.until(lambda: len(desk.results) == 2)
+        runner.gate.set()
+        await stopping
+        assert desk.errors() == {1: UnavailableError, 2: UnavailableError}
+        assert isinstance(desk.results[0], Output)
+        assert desk.states == []
+
+
+async def test_stopped_device_has_no_thread(device_over):
+    async with device_over(FakeRunner()) as (device, _):
+        pass
+    assert not device._thread.is_alive()
+
+
+async def test_device_that_never_started_can_be_stopped(tmp_path):
+    config = EngineConfig(model_id=str(folders.embedder(tmp_path)))
+    await FakeDevice(read_model_config(tmp_path, config), config).stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (StartupError("`layer.0` is missing"), "`layer.0` is missing"),
+        (MemoryError("no room"), "The model could not be loaded: MemoryError: no room"),
+    ],
+)
+async def test_model_that_does_not_load_is_a_startup_error(tmp_path, error, text):
+    class Broken(FakeDevice):
+        def _load_runner(self):
+            raise error
+
+    config = EngineConfig(model_id=str(folders.embedder(tmp_path)))
+    device = Broken(read_model_config(tmp_path, config), config)
+    with pytest.raises(StartupError) as raised:
+        await device.start(lambda _: None, lambda _: None)
+    assert raised.value.message == text
+    await device.stop()
+
+
+async def test_only_one_thread_runs_the_model(device_over):
+    runner, threads = FakeRunner(), set()
+
+    def note(each: Entry):
+        threads.add(threading.get_ident())
+        return answer(each)
+
+    runner.answer = note
+    async with device_over(runner) as (device, desk):
+        for id in range(20):
+            device.submit(entry(id))
+        await desk.until(lambda: len(desk.results) == 20)
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads

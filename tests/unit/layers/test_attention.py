@@ -1,0 +1,96 @@
+"""Every mask against attention written as its definition."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tei_grpc.layers import attention as module
+from tei_grpc.layers.attention import CAUSAL, FULL, Mask, attention
+from tei_grpc.layers.bias import DisentangledBias, DistanceBias, alibi_bias, distances
+from tests.unit.layers.batches import packed_inputs
+from tests.unit.layers.literal import literal_attention
+
+LENGTHS = (1, 7, 8, 9, 30, 2, 17, 30)
+TOKENS = sum(LENGTHS)
+
+
+def states(heads: int, *, seed: int, head_dim: int = 8) -> Tensor:
+    return torch.randn(TOKENS, heads, head_dim, generator=torch.Generator().manual_seed(seed))
+
+
+def masks() -> dict[str, Mask]:
+    generator = torch.Generator().manual_seed(9)
+    inputs = packed_inputs(*LENGTHS)
+    away = distances(inputs)
+    learned = DistanceBias(torch.randn(4, len(away), generator=generator))
+    query, key = states(4, seed=3), states(4, seed=4)
+    positions = [torch.randn(9, 4, 8, generator=generator) for _ in range(2)]
+    buckets = away.clamp(-4, 4) + 4
+    return {
+        "full": FULL,
+        "causal": CAUSAL,
+        "window": Mask(left=3, right=3),
+        "lopsided window": Mask(left=5, right=1),
+        "causal window": Mask(left=5, right=0),
+        "self only": Mask(left=0, right=0),
+        "alibi": Mask(bias=alibi_bias(4, inputs)),
+        "distances": Mask(bias=learned),
+        "causal distances": Mask(right=0, bias=learned),
+        "content to position": Mask(bias=DisentangledBias(query, key, positions[0], None, buckets)),
+        "position to content": Mask(bias=DisentangledBias(query, key, None, positions[1], buckets)),
+        "disentangled": Mask(bias=DisentangledBias(query, key, *positions, buckets)),
+    }
+
+
+@pytest.mark.parametrize("name", masks())
+@pytest.mark.parametrize("block", [1, 100, 3000, module.BLOCK_SCORES])
+def test_attention_equals_its_definition(monkeypatch: pytest.MonkeyPatch, name: str, block: int) -> None:
+    monkeypatch.setattr(module, "BLOCK_SCORES", block)
+    query, key, value = (states(4, seed=seed) for seed in range(3))
+    arguments = (query, (key, value), packed_inputs(*LENGTHS))
+    found = attention(*arguments, scale=0.3, mask=masks()[name])
+    torch.testing.assert_close(found, literal_attention(*arguments, scale=0.3, mask=masks()[name]))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_query_heads_share_key_and_value_heads(kv_heads: int) -> None:
+    arguments = (states(4, seed=0), (states(kv_heads, seed=1), states(kv_heads, seed=2)), packed_inputs(*LENGTHS))
+    torch.testing.assert_close(attention(*arguments, scale=1.0), literal_attention(*arguments, scale=1.0))
+
+
+def test_full_attention_equals_torch() -> None:
+    query, key, value = (states(4, seed=seed)[-30:] for seed in range(3))
+    expected = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (query, key, value)))
+    found = attention(query, (key, value), packed_inputs(30), scale=8**-0.5)
+    torch.testing.assert_close(found, expected[0].transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (2, 0), (2, 2), (None, 0), (1, None)])
+def test_window_is_exact(left: int | None, right: int | None) -> None:
+    """Equal scores and one-hot values: the output row says which keys the query saw."""
+    zeros = torch.zeros(6, 1, 6)
+    seen = attention(zeros, (zeros, torch.eye(6)[:, None]), packed_inputs(6), scale=1.0, mask=Mask(left, right)) > 0
+    for query in range(6):
+        first = 0 if left is None else max(0, query - left)
+        last = 5 if right is None else min(5, query + right)
+        assert seen[query].nonzero().flatten().tolist() == list(range(first, last + 1))
+
+
+def test_nan_stays_in_its_own_text() -> None:
+    query, key, value = (states(4, seed=seed) for seed in range(3))
+    inputs = packed_inputs(*LENGTHS)
+    clean = attention(query, (key, value), inputs, scale=1.0)
+    start, stop = inputs.offsets[2], inputs.offsets[3]
+    for poisoned in (query, key, value):
+        poisoned[start + 1] = torch.nan
+    found = attention(query, (key, value), inputs, scale=1.0)
+    others = torch.ones(TOKENS, dtype=torch.bool)
+    others[start:stop] = False
+    assert found[others].equal(clean[others])
+    assert found[start:stop].isnan().all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    query = torch.full((4, 1, 8), 1e4)
+    found = attention(query, (query, query), packed_inputs(4), scale=1.0)
+    torch.testing.assert_close(found, query.flatten(1))
