@@ -1,25 +1,50 @@
-"""Owns attention over packed texts: one function, its masks, and a literal reference with the same arguments."""
+"""Owns attention over packed texts: one function and its masks.
+
+Texts of equal length that lie side by side (a `Group`) are handled together, so nothing is gathered, and no text can
+see another. They run as batched products over texts and heads. A long text runs head by head, by blocks of queries, and
+a window leaves out the keys that none of a block's queries sees.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tei_grpc.layers.packed import MASKED, Group, PackedInputs
+from tei_grpc.layers.onednn import multiply_transposed
+from tei_grpc.layers.packed import Group, PackedInputs
 
 BLOCK_SCORES = 1 << 20  # scores computed at a time: 4 MiB of float32 stay in cache; measured best of 2^16 to 2^22
+LONG = 256  # tokens from which a text's heads run one by one; there a product of its own pays for its call
+NARROW = 64  # tokens from which products in bfloat16 beat those in float32
+REGISTER = {torch.float32: 16, torch.bfloat16: 32}  # values in a vector register
+HIDDEN = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some scores of a group: of `texts` texts from packed row `start` on, of some heads, queries and keys."""
+
+    start: int
+    texts: int
+    length: int
+    heads: slice
+    queries: slice
+    keys: slice
+
+    @property
+    def rows(self) -> slice:
+        """The packed rows of its texts."""
+        return slice(self.start, self.start + self.texts * self.length)
 
 
 class Bias(Protocol):
     """Something added to the scaled scores, per head."""
 
-    def __call__(self, rows: Tensor, heads: slice, queries: slice) -> Tensor:
-        """Values for a block of texts of one padded length.
-
-        rows: [texts, length] the packed row behind each position. Returns float32 [texts or 1, heads, queries, length].
-        """
+    def __call__(self, block: Block) -> Tensor:
+        """The block's values: float32 [texts or 1, heads, queries, keys]."""
         ...
 
 
@@ -34,6 +59,16 @@ class Mask:
     right: int | None = None
     bias: Bias | None = None
 
+    @property
+    def is_windowed(self) -> bool:
+        """Whether a query may not see all keys."""
+        return self.left is not None or self.right is not None
+
+    def keys_seen(self, queries: slice, length: int) -> slice:
+        """The keys that at least one of these queries sees."""
+        first = 0 if self.left is None else max(0, queries.start - self.left)
+        return slice(first, length if self.right is None else min(length, queries.stop + self.right))
+
 
 FULL = Mask()
 CAUSAL = Mask(right=0)
@@ -47,68 +82,162 @@ def attention(
     scale: float,
     mask: Mask = FULL,
 ) -> Tensor:  # [tokens, heads * head_dim]
-    """Softmax attention inside each text; softmax(scale * q k^T + bias) v, the softmax in float32.
-
-    Each text is padded, here only, to a length of its own (`padded_length`); texts of equal length form a group.
-    """
-    heads = query.shape[1]
-    padded = [_padded(states, heads, inputs.pad) for states in (query, *key_value)]
-    output = torch.empty_like(padded[0])
+    """Softmax attention inside each text: softmax(scale * q k^T + bias) v, the softmax summed in float32."""
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for group in inputs.groups:
-        shape = (group.texts, group.length, heads, query.shape[2])
-        states = [rows[group.start : group.stop].view(shape).transpose(1, 2).contiguous() for rows in padded]
-        attended = _attend_group(states, group, scale, mask)
-        output[group.start : group.stop].view(shape).copy_(attended.transpose(1, 2))
-    return output.flatten(1).index_select(0, inputs.unpad)
+        rows = slice(group.start, group.stop)
+        states = _States(query[rows], key_value[0][rows], key_value[1][rows], output[rows])
+        attend = _attend_long if _is_long(group.length, query.dtype) else _attend_short
+        attend(states, group, scale, mask)
+    return output.flatten(1)
 
 
-def _padded(states: Tensor, heads: int, pad: Tensor) -> Tensor:
-    rows = states.index_select(0, pad)
-    return rows if rows.shape[1] == heads else rows.repeat_interleave(heads // rows.shape[1], dim=1)
+def _is_long(length: int, dtype: torch.dtype) -> bool:
+    return length >= LONG and (dtype == torch.float32 or length**2 > BLOCK_SCORES)
 
 
-def _attend_group(states: list[Tensor], group: Group, scale: float, mask: Mask) -> Tensor:
-    query, key, value = states  # [texts, heads, length, head_dim]
-    output = torch.empty_like(query)
-    for texts, heads, queries in _blocks(query.shape[0], query.shape[1], query.shape[2]):
-        # the slices are contiguous in memory, because a dimension is cut only where those before it are cut to one
-        scores = torch.matmul(query[texts, heads, queries], key[texts, heads].transpose(2, 3)).float()
-        scores.mul_(scale).add_(group.key_mask[texts])
-        _restrict(scores, group.rows[texts], mask, (heads, queries))
-        probabilities = torch.softmax(scores, dim=-1).to(value.dtype)
-        output[texts, heads, queries] = torch.matmul(probabilities, value[texts, heads])
-    return output
+@dataclass(frozen=True, slots=True)
+class _States:
+    """A group's rows, [rows, heads, head_dim] each; key and value may have fewer heads."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
 
 
-def _restrict(scores: Tensor, rows: Tensor, mask: Mask, block: tuple[slice, slice]) -> None:
-    heads, queries = block
-    if mask.left is not None or mask.right is not None:
-        scores.add_(_window(mask, queries, rows))
-    if mask.bias is not None:
-        scores.add_(mask.bias(rows, heads, queries))
+def _attend_short(states: _States, group: Group, scale: float, mask: Mask) -> None:
+    shared, length = states.query.shape[1] // states.key.shape[1], group.length  # query heads to a key head
+    dtype = states.query.dtype if states.query.dtype == torch.bfloat16 and length >= NARROW else torch.float32
+    height, width = _padded_sizes(length, dtype)
+    every = slice(0, length)
+    for texts, heads in _blocks(group.texts, states.key.shape[1], shared * height * width):
+        rows = slice(texts.start * length, texts.stop * length)
+        count, query_heads = texts.stop - texts.start, slice(heads.start * shared, heads.stop * shared)
+        query = _by_head(states.query[rows, query_heads], count, shared, height, dtype)
+        key, value = (_by_head(x[rows, heads], count, 1, width, dtype) for x in (states.key, states.value))
+        scores = torch.empty(*query.shape[:2], width, dtype=dtype, device=query.device)
+        torch.baddbmm(scores, query, key.transpose(1, 2), beta=0, alpha=scale, out=scores)
+        scores[..., length:] = HIDDEN
+        by_head = scores.view(count, -1, height, width)
+        _restrict(
+            by_head[..., :length, :length],
+            Block(group.start + rows.start, count, length, query_heads, every, every),
+            mask,
+        )
+        attended = torch.bmm(torch.softmax(scores, dim=-1), value).view(count, -1, shared, height, value.shape[-1])
+        _head_view(states.output[rows, query_heads], count, shared).copy_(attended[..., :length, :])
 
 
-def _window(mask: Mask, queries: slice, rows: Tensor) -> Tensor:
-    """0 where the query sees the key, MASKED elsewhere: float32 [queries, length]."""
-    positions = torch.arange(rows.shape[1], device=rows.device)
-    distance = positions - positions[queries, None]
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if mask.left is not None:
-        hidden |= distance < -mask.left
-    if mask.right is not None:
-        hidden |= distance > mask.right
-    return torch.zeros(distance.shape, device=rows.device).masked_fill_(hidden, MASKED)
+def _padded_sizes(length: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Queries and keys to compute with for a text, by its own length alone; what is too much is hidden or dropped.
+
+    torch's softmax takes up to ten times as long on a row that does not fill its vector registers; for float32 that
+    matters only where the row is shorter than one. oneDNN, which multiplies bfloat16, prepares a kernel for every new
+    shape, so those are kept few.
+    """
+    if dtype == torch.float32:
+        return length, max(length, REGISTER[dtype])
+    padded = -(-length // REGISTER[dtype]) * REGISTER[dtype]
+    return padded, padded
 
 
-def _blocks(texts: int, heads: int, length: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Cut a group so that a block has about BLOCK_SCORES scores: by texts, then by heads, then by queries."""
-    rows = BLOCK_SCORES // length**2
-    for text in _cut(texts, rows // heads):
-        for head in _cut(heads, rows):
-            for queries in _cut(length, BLOCK_SCORES // length):
-                yield text, head, queries
+def _blocks(texts: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a group of `scores` scores per text and key head: by powers of two of texts, and within a text by heads."""
+    at_once = max(1, BLOCK_SCORES // scores)
+    start = 0
+    while start < texts:
+        size = _power_of_two(min(texts - start, max(1, at_once // heads)))
+        for head in _cut(heads, at_once):
+            yield slice(start, start + size), head
+        start += size
+
+
+def _power_of_two(number: int) -> int:
+    """The largest one that is not above `number`."""
+    return 1 << (number.bit_length() - 1)
 
 
 def _cut(total: int, size: int) -> Iterator[slice]:
-    size = max(1, size)
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def _head_view(states: Tensor, texts: int, shared: int) -> Tensor:
+    """[rows, heads, head_dim] -> [texts, key heads, shared, length, head_dim]."""
+    rows, heads, head_dim = states.shape
+    return states.view(texts, rows // texts, heads // shared, shared, head_dim).permute(0, 2, 3, 1, 4)
+
+
+def _by_head(states: Tensor, texts: int, shared: int, padded: int, dtype: torch.dtype) -> Tensor:
+    """[rows, heads, head_dim] -> [texts * key heads, shared * padded, head_dim], zeros below each text's last row.
+
+    A view where that can be one.
+    """
+    view = _head_view(states, texts, shared).to(dtype)
+    missing = padded - view.shape[3]
+    if missing:
+        view = torch.nn.functional.pad(view, (0, 0, 0, missing))
+    return view.flatten(0, 1).flatten(1, 2)
+
+
+def _restrict(scores: Tensor, block: Block, mask: Mask) -> None:
+    """Put the mask on scores [texts, heads, queries, keys], in place."""
+    if mask.is_windowed:
+        scores.add_(_window(mask.left, mask.right, block.length).to(scores))
+    if mask.bias is not None:
+        scores.add_(mask.bias(block))
+
+
+@lru_cache(maxsize=128)
+def _window(left: int | None, right: int | None, length: int) -> Tensor:
+    """0 where the query sees the key, HIDDEN elsewhere: float32 [length, length]."""
+    return _band(left, right, slice(0, length), slice(0, length))
+
+
+def _band(left: int | None, right: int | None, queries: slice, keys: slice) -> Tensor:
+    distance = torch.arange(keys.start, keys.stop) - torch.arange(queries.start, queries.stop)[:, None]
+    hidden = torch.zeros_like(distance, dtype=torch.bool)
+    if left is not None:
+        hidden |= distance < -left
+    if right is not None:
+        hidden |= distance > right
+    return torch.zeros(distance.shape).masked_fill_(hidden, HIDDEN)
+
+
+def _attend_long(states: _States, group: Group, scale: float, mask: Mask) -> None:
+    for text in range(group.texts):
+        rows = slice(text * group.length, (text + 1) * group.length)
+        query = _contiguous(states.query[rows].transpose(0, 1)).mul_(scale)  # [heads, padded, head_dim]
+        key = _contiguous(states.key[rows].transpose(0, 1))  # [kv_heads, padded, head_dim]
+        value = _contiguous(states.value[rows].transpose(0, 1)).transpose(1, 2).contiguous()
+        block = Block(group.start + rows.start, 1, group.length, slice(0, len(query)), slice(0, 0), slice(0, 0))
+        _attend_text(_States(query, key, value, states.output[rows].transpose(0, 1)), block, mask)
+
+
+def _contiguous(states: Tensor) -> Tensor:
+    """[heads, length, head_dim] -> [heads, padded, head_dim]: as few different lengths as for `_padded_sizes`."""
+    heads, length, head_dim = states.shape
+    padded = states.new_zeros(heads, -(-length // 32) * 32, head_dim)
+    padded[:, :length] = states
+    return padded
+
+
+def _attend_text(states: _States, block: Block, mask: Mask) -> None:
+    shared, padded = len(states.query) // len(states.key), states.key.shape[1]
+    for queries in _cut(block.length, max(32, BLOCK_SCORES // padded)):
+        keys = mask.keys_seen(queries, block.length)
+        seen = slice(keys.start, padded if keys.stop == block.length else keys.stop)
+        height = queries.stop - queries.start
+        rows = slice(queries.start, min(queries.start + -(-height // 32) * 32, padded))
+        band = _band(mask.left, mask.right, queries, keys).to(states.query) if mask.is_windowed else None
+        for head in range(len(states.query)):
+            scores = multiply_transposed(states.query[head, rows], states.key[head // shared, seen])
+            scores[:, keys.stop - keys.start :] = HIDDEN
+            real = scores[:height, : keys.stop - keys.start]
+            if band is not None:
+                real += band
+            if mask.bias is not None:
+                real += mask.bias(replace(block, heads=slice(head, head + 1), queries=queries, keys=keys))[0, 0]
+            probabilities = torch.softmax(scores, dim=-1)
+            attended = multiply_transposed(probabilities, states.value[head // shared][:, seen])
+            states.output[head, queries] = attended[:height]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tei_grpc.layers.attention import Block
 from tei_grpc.layers.packed import PackedInputs
 
 
@@ -35,12 +36,11 @@ class DistanceBias:
 
     values: Tensor  # [heads, distances] float32
 
-    def __call__(self, rows: Tensor, heads: slice, queries: slice) -> Tensor:
+    def __call__(self, block: Block) -> Tensor:
         """See `attention.Bias`."""
-        length = rows.shape[1]
-        values = self.values[heads, _window(self.values.shape[1], length, queries)]
-        # the last query of the block sees the first `length` of these values, each query before it one further on
-        return values.unfold(1, length, 1).flip(1)[None]
+        values = self.values[block.heads, _window(self.values.shape[1], block)]
+        # the block's last query sees the first of these values, one for each key, each query before it one further on
+        return values.unfold(1, block.keys.stop - block.keys.start, 1).flip(1)[None]
 
 
 def alibi_bias(heads: int, inputs: PackedInputs) -> DistanceBias:
@@ -63,33 +63,40 @@ class DisentangledBias:
     position_query: Tensor | None  # [buckets, heads, head_dim], already scaled
     buckets: Tensor  # [distances] int64, the bucket of each
 
-    def __call__(self, rows: Tensor, heads: slice, queries: slice) -> Tensor:
+    def __call__(self, block: Block) -> Tensor:
         """See `attention.Bias`."""
-        buckets = self.buckets[_window(len(self.buckets), rows.shape[1], queries)]
+        buckets, heads = self.buckets[_window(len(self.buckets), block)], block.heads
         scores = []
         if self.position_key is not None:
-            scores.append(_scores(self.query[:, heads], rows[:, queries], self.position_key[buckets, heads]))
+            query = _texts(self.query, block)[:, block.queries, heads]
+            scores.append(_scores(query, self.position_key[buckets, heads]))
         if self.position_query is not None:
-            backwards = self.position_query[buckets.flip(0), heads]
-            scores.append(_scores(self.key[:, heads], rows, backwards).transpose(2, 3))
+            key = _texts(self.key, block)[:, block.keys, heads]
+            scores.append(_scores(key, self.position_query[buckets.flip(0), heads]).transpose(2, 3))
         return torch.stack(scores).sum(0) if len(scores) > 1 else scores[0]
 
 
-def _window(total: int, length: int, queries: slice) -> slice:
+def _window(total: int, block: Block) -> slice:
     """Which of `total` distances the block meets: those from its last query's first key to its first query's last."""
-    start, stop, _ = queries.indices(length)
-    return slice(total // 2 - stop + 1, total // 2 + length - start)
+    return slice(
+        total // 2 + block.keys.start - block.queries.stop + 1, total // 2 + block.keys.stop - block.queries.start
+    )
 
 
-def _scores(states: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+def _texts(states: Tensor, block: Block) -> Tensor:
+    """[tokens, heads, head_dim] -> the block's texts, [texts, length, heads, head_dim]."""
+    return states[block.rows].view(block.texts, block.length, *states.shape[1:])
+
+
+def _scores(states: Tensor, positions: Tensor) -> Tensor:
     """Each row's product with the positions that lie at its own distances from the other side of attention.
 
-    [tokens, heads, head_dim], [texts, rows], [rows + columns - 1, heads, head_dim] -> float32 [texts, heads, rows,
-    columns]. One product for all rows; row r then reads on from position rows - 1 - r, a diagonal band of it.
+    [texts, rows, heads, head_dim], [rows + columns - 1, heads, head_dim] -> float32 [texts, heads, rows, columns].
+    One product for all rows; row r then reads on from position rows - 1 - r, a diagonal band of it.
     """
-    texts, height = rows.shape
-    heads, width = states.shape[1], len(positions)
-    taken = states[rows].flatten(0, 1).transpose(0, 1)  # [heads, texts * rows, head_dim]
+    texts, height, heads, _ = states.shape
+    width = len(positions)
+    taken = states.flatten(0, 1).transpose(0, 1)  # [heads, texts * rows, head_dim]
     products = torch.bmm(taken, positions.permute(1, 2, 0))
     shape = (texts, heads, height, width - height + 1)
     strides = (height * width, texts * height * width, width - 1, 1)

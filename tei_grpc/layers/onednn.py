@@ -57,6 +57,14 @@ def prepack(weight: Tensor, bias: Tensor | None, activation: Activation | None) 
     return Product(weight, bias, activation)
 
 
+def multiply_transposed(x: Tensor, y: Tensor) -> Tensor:
+    """Return x y^T of two matrices, [rows, size] and [columns, size]; `x` is contiguous."""
+    if x.device.type == "cpu" and x.dtype == torch.float32 and _is_preferred(x.dtype):
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, y.contiguous(), None, "none", [], "")
+        return product
+    return torch.bmm(x[None], y[None].transpose(1, 2))[0]
+
+
 @cache
 def _is_preferred(dtype: torch.dtype) -> bool:
     preferred = dtype in TOLERANCE and _is_right(dtype) and _is_faster(dtype)

@@ -1,7 +1,8 @@
 """Owns the torch view of a batch: packed tensors, and every index that attention and pooling need, computed once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -11,26 +12,19 @@ from torch import Tensor
 from tei_grpc.types import Batch
 
 Indices = NDArray[np.int64]
-MASKED = torch.finfo(torch.float32).min  # not -inf: a padding row that sees nothing must not become NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Texts that attention handles together, because they are padded to the same length."""
+    """Texts of equal length that lie side by side, so that their rows have the shape [texts, length] as they are."""
 
-    start: int  # first row of the group among all padded rows
-    length: int  # padded length of each text
-    rows: Tensor  # [texts, length] packed row of each padded position; padding repeats the text's own last row
-    key_mask: Tensor  # [texts, 1, 1, length] float32, 0 for a token and MASKED for padding
-
-    @property
-    def texts(self) -> int:
-        """Number of texts."""
-        return self.rows.shape[0]
+    start: int  # packed row of the first text
+    texts: int
+    length: int
 
     @property
     def stop(self) -> int:
-        """One past the group's last row among all padded rows."""
+        """One past the last packed row."""
         return self.start + self.texts * self.length
 
 
@@ -45,9 +39,7 @@ class PackedInputs:
     max_seqlen: int
     offsets: tuple[int, ...]  # cu_seqlens on the host
     text_ids: Tensor  # [tokens] int64, which text a token belongs to
-    groups: tuple[Group, ...]
-    pad: Tensor  # [padded rows] int64, packed row of each padded row
-    unpad: Tensor  # [tokens] int64, padded row of each packed row
+    groups: tuple[Group, ...]  # all texts, in order; the fewer, the faster: a batch is best sorted by length
 
     @property
     def first_rows(self) -> Tensor:
@@ -55,60 +47,42 @@ class PackedInputs:
         return self.cu_seqlens[:-1]
 
 
-def padded_length(length: int) -> int:
-    """The length to which a text is padded inside attention.
+def place(batch: Batch, device: torch.device, *, rounded: bool = False) -> PackedInputs:
+    """Put a batch on the device and add the indices that its layers share.
 
-    It depends on nothing but the text's own length, so batch mates cannot change a result: the next multiple of 8,
-    or, for long texts, of a sixteenth of the next power of two, which bounds both the waste and the number of groups.
+    `rounded` adds texts of one token each, behind all others, until there are `rounded_rows` tokens.
     """
-    step = max(8, 1 << max(0, (length - 1).bit_length() - 4))
-    return -(-length // step) * step
-
-
-def place(batch: Batch, device: torch.device) -> PackedInputs:
-    """Put a batch on the device and add the indices that its layers share."""
     offsets = np.asarray(batch.cu_seqlens, dtype=np.int64)
+    added = rounded_rows(int(offsets[-1])) - int(offsets[-1]) if rounded else 0
+    offsets = np.concatenate([offsets, offsets[-1] + np.arange(1, added + 1)])
     lengths = np.diff(offsets)
-    groups = _groups(offsets, lengths, device)
-    pad = torch.cat([group.rows.flatten() for group in groups])
     return PackedInputs(
-        input_ids=_tensor(batch.input_ids, device),
-        position_ids=_tensor(batch.position_ids, device),
-        token_type_ids=_tensor(batch.token_type_ids, device),
+        input_ids=_tensor(batch.input_ids, device, added),
+        position_ids=_tensor(batch.position_ids, device, added),
+        token_type_ids=_tensor(batch.token_type_ids, device, added),
         cu_seqlens=_tensor(offsets, device).int(),
         max_seqlen=batch.max_seqlen,
         offsets=tuple(offsets.tolist()),
         text_ids=_tensor(np.repeat(np.arange(len(lengths)), lengths), device),
-        groups=groups,
-        pad=pad,
-        unpad=_unpad(pad, groups, int(offsets[-1])),
+        groups=tuple(_groups(offsets, lengths)),
     )
 
 
-def _tensor(values: Sequence[int] | NDArray[np.integer], device: torch.device) -> Tensor:
-    return torch.tensor(np.asarray(values, dtype=np.int64), device=device)
+def rounded_rows(tokens: int) -> int:
+    """The next multiple of 8, or of an eighth of the power of two below `tokens`.
+
+    oneDNN prepares a kernel, and keeps about a megabyte, for every number of rows that a product has: so there are at
+    most eight to an octave.
+    """
+    step = max(8, (1 << (tokens.bit_length() - 1)) // 8)
+    return -(-tokens // step) * step
 
 
-def _groups(offsets: Indices, lengths: Indices, device: torch.device) -> tuple[Group, ...]:
-    padded = np.array([padded_length(length) for length in lengths.tolist()])
-    groups, start = [], 0
-    for length in np.unique(padded).tolist():
-        texts = np.flatnonzero(padded == length)
-        group = _group(start, length, offsets[texts], lengths[texts])
-        groups.append(Group(start, length, group.rows.to(device), group.key_mask.to(device)))
-        start = group.stop
-    return tuple(groups)
+def _tensor(values: Sequence[int] | NDArray[np.integer], device: torch.device, zeros: int = 0) -> Tensor:
+    return torch.tensor(np.pad(np.asarray(values, dtype=np.int64), (0, zeros)), device=device)
 
 
-def _group(start: int, length: int, firsts: Indices, lengths: Indices) -> Group:
-    positions = np.arange(length)
-    rows = firsts[:, None] + np.minimum(positions, lengths[:, None] - 1)
-    mask = np.where(positions < lengths[:, None], np.float32(0), np.float32(MASKED))
-    return Group(start, length, torch.from_numpy(rows), torch.from_numpy(mask)[:, None, None, :])
-
-
-def _unpad(pad: Tensor, groups: tuple[Group, ...], tokens: int) -> Tensor:
-    real = torch.cat([(group.key_mask == 0).flatten() for group in groups]).nonzero().squeeze(1)
-    unpad = torch.empty(tokens, dtype=torch.int64, device=pad.device)
-    unpad[pad[real]] = real
-    return unpad
+def _groups(offsets: Indices, lengths: Indices) -> Iterator[Group]:
+    firsts = np.flatnonzero(np.diff(lengths, prepend=0)).tolist()
+    for first, stop in pairwise([*firsts, len(lengths)]):
+        yield Group(int(offsets[first]), stop - first, int(lengths[first]))

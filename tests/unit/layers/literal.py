@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tei_grpc.layers.attention import FULL, Mask
+from tei_grpc.layers.attention import FULL, Block, Mask
 from tei_grpc.layers.packed import PackedInputs
 
 
@@ -43,5 +43,5 @@ def _literal_mask(mask: Mask, text: range, head: int, device: torch.device) -> T
                 seen[query, key] = -torch.inf
     if mask.bias is None:
         return seen
-    rows = torch.arange(text.start, text.stop, device=device)[None]
-    return seen + mask.bias(rows, slice(head, head + 1), slice(0, len(text)))[0, 0]
+    every = slice(0, len(text))
+    return seen + mask.bias(Block(text.start, 1, len(text), slice(head, head + 1), every, every))[0, 0]

@@ -44,8 +44,10 @@ def masks() -> dict[str, Mask]:
 
 @pytest.mark.parametrize("name", masks())
 @pytest.mark.parametrize("block", [1, 100, 3000, module.BLOCK_SCORES])
-def test_attention_equals_its_definition(monkeypatch: pytest.MonkeyPatch, name: str, block: int) -> None:
+@pytest.mark.parametrize("long", [1, 9, module.LONG])
+def test_attention_equals_its_definition(monkeypatch: pytest.MonkeyPatch, name: str, block: int, long: int) -> None:
     monkeypatch.setattr(module, "BLOCK_SCORES", block)
+    monkeypatch.setattr(module, "LONG", long)
     query, key, value = (states(4, seed=seed) for seed in range(3))
     arguments = (query, (key, value), packed_inputs(*LENGTHS))
     found = attention(*arguments, scale=0.3, mask=masks()[name])
@@ -53,9 +55,31 @@ def test_attention_equals_its_definition(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_query_heads_share_key_and_value_heads(kv_heads: int) -> None:
+@pytest.mark.parametrize("long", [1, module.LONG])
+@pytest.mark.parametrize("name", ["full", "causal window", "distances"])
+def test_query_heads_share_key_and_value_heads(
+    monkeypatch: pytest.MonkeyPatch, name: str, kv_heads: int, long: int
+) -> None:
+    monkeypatch.setattr(module, "LONG", long)
     arguments = (states(4, seed=0), (states(kv_heads, seed=1), states(kv_heads, seed=2)), packed_inputs(*LENGTHS))
-    torch.testing.assert_close(attention(*arguments, scale=1.0), literal_attention(*arguments, scale=1.0))
+    mask = masks()[name]
+    found = attention(*arguments, scale=1.0, mask=mask)
+    torch.testing.assert_close(found, literal_attention(*arguments, scale=1.0, mask=mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("long", [1, module.LONG])
+@pytest.mark.parametrize("name", masks())
+def test_16_bit_attention_stays_close_to_its_definition(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, long: int
+) -> None:
+    monkeypatch.setattr(module, "LONG", long)
+    query, key, value = (states(4, seed=seed).to(dtype) for seed in range(3))
+    arguments = (query, (key, value), packed_inputs(*LENGTHS))
+    found = attention(*arguments, scale=0.3, mask=masks()[name])
+    assert found.dtype == dtype
+    expected = literal_attention(*arguments, scale=0.3, mask=masks()[name])
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
 
 
 def test_full_attention_equals_torch() -> None:
@@ -66,8 +90,11 @@ def test_full_attention_equals_torch() -> None:
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (2, 0), (2, 2), (None, 0), (1, None)])
-def test_window_is_exact(left: int | None, right: int | None) -> None:
+@pytest.mark.parametrize("long", [1, module.LONG])
+def test_window_is_exact(monkeypatch: pytest.MonkeyPatch, left: int | None, right: int | None, long: int) -> None:
     """Equal scores and one-hot values: the output row says which keys the query saw."""
+    monkeypatch.setattr(module, "LONG", long)
+    monkeypatch.setattr(module, "BLOCK_SCORES", 12)  # blocks of two queries in a long text
     zeros = torch.zeros(6, 1, 6)
     seen = attention(zeros, (zeros, torch.eye(6)[:, None]), packed_inputs(6), scale=1.0, mask=Mask(left, right)) > 0
     for query in range(6):
@@ -76,7 +103,9 @@ def test_window_is_exact(left: int | None, right: int | None) -> None:
         assert seen[query].nonzero().flatten().tolist() == list(range(first, last + 1))
 
 
-def test_nan_stays_in_its_own_text() -> None:
+@pytest.mark.parametrize("long", [1, module.LONG])
+def test_nan_stays_in_its_own_text(monkeypatch: pytest.MonkeyPatch, long: int) -> None:
+    monkeypatch.setattr(module, "LONG", long)
     query, key, value = (states(4, seed=seed) for seed in range(3))
     inputs = packed_inputs(*LENGTHS)
     clean = attention(query, (key, value), inputs, scale=1.0)
