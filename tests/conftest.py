@@ -20,6 +20,12 @@ def splade_dir() -> Path:
     return _fetched("splade-tiny", "splade")
 
 
+@pytest.fixture(scope="session")
+def xlm_r_tokenizer_dir() -> Path:
+    """XLM-RoBERTa's tokenizer.json, of 250,002 pieces, and nothing else."""
+    return _fetched("xlm-r-tokenizer", "xlm-r-tokenizer")
+
+
 def _fetched(directory: str, name: str) -> Path:
     path = MODELS / directory
     if not path.is_dir():

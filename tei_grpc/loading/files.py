@@ -9,6 +9,7 @@ from tei_grpc.errors import StartupError
 
 T = TypeVar("T")
 
+LFS_MAGIC = b"version https://git-lfs"
 JSON_NAMES = {str: "a string", int: "a whole number", list: "a list", dict: "an object"}
 
 
@@ -44,6 +45,13 @@ def read_value(content: Mapping[str, Any], key: str, kind: type[T], file: str) -
     return value
 
 
+def check_no_pointer(file: Path) -> None:
+    """Raise StartupError when `file` is the pointer that Git LFS leaves in place of one that was not fetched."""
+    with file.open("rb") as stream:
+        if stream.read(len(LFS_MAGIC)) == LFS_MAGIC:
+            raise StartupError(f"{file} is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`")
+
+
 def _checked_object(content: object, file: Path) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise StartupError(f"`{file}` must hold a JSON object")
@@ -52,6 +60,7 @@ def _checked_object(content: object, file: Path) -> Mapping[str, Any]:
 
 def _read(file: Path) -> object:
     try:
+        check_no_pointer(file)
         content: object = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.errors import StartupError
+from tei_grpc.loading.progress import download_bars
 from tei_grpc.loading.sentence_transformers import AFTER_POOLING
 
 DESCRIPTION = ["*.json", "*.txt", "*.model", "*.jinja"]
 SAFETENSORS = ["model.safetensors", "model-*.safetensors", "*/model.safetensors"]
+TOKEN_HEADS = ["sparse_linear.pt", "colbert_linear.pt"]  # bge-m3 has them as pickles only
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "tf_model*", "flax_model*"]
 
@@ -32,15 +34,17 @@ def fetch(config: EngineConfig) -> Checkpoint:
         return Checkpoint(folder, _commit(folder.resolve()))
     if folder.is_absolute() or config.model_id.startswith((".", "~")):
         raise StartupError(f"`--model-id`: there is no directory `{config.model_id}`")
-    folder = _download(config, DESCRIPTION + SAFETENSORS)
-    if pickles := _wanted_pickles(folder):
-        folder = _download(config, DESCRIPTION + SAFETENSORS + pickles)
+    folder = _download(config, DESCRIPTION + SAFETENSORS + TOKEN_HEADS)
+    if pickles := _wanted_pickles(folder, config.dense_path):
+        folder = _download(config, DESCRIPTION + SAFETENSORS + TOKEN_HEADS + pickles)
     return Checkpoint(folder, _commit(folder))
 
 
-def _wanted_pickles(folder: Path) -> list[str]:
+def _wanted_pickles(folder: Path, dense_path: str | None) -> list[str]:
     """Patterns of the pickles of those folders, the model's own and its modules', that have no safetensors."""
     places = [folder, *(place for kind in AFTER_POOLING for place in sorted(folder.glob(f"*_{kind}")))]
+    if dense_path and (folder / dense_path).is_relative_to(folder):
+        places.append(folder / dense_path)
     bare = [place.relative_to(folder) for place in places if not any(place.glob("*.safetensors"))]
     return [str(place / name) for place in bare for name in PICKLES]
 
@@ -64,6 +68,7 @@ def _download(config: EngineConfig, patterns: list[str]) -> Path:
                 library_name="tei-grpc",
                 allow_patterns=patterns,
                 ignore_patterns=OTHER_RUNTIMES,
+                tqdm_class=download_bars(),
             )
         )
     except errors.GatedRepoError as error:

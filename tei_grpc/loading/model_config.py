@@ -8,9 +8,12 @@ from typing import Any
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.errors import StartupError
-from tei_grpc.loading import sentence_transformers
+from tei_grpc.loading import reranking, sentence_transformers
+from tei_grpc.loading.architecture import infer_architectures
+from tei_grpc.loading.chat_template import PairTemplate
 from tei_grpc.loading.files import read_object, read_value
-from tei_grpc.loading.sentence_transformers import Module
+from tei_grpc.loading.sentence_transformers import Module, ScoreTokens
+from tei_grpc.loading.token_heads import TokenHeads, read_token_heads
 from tei_grpc.types import ModelType, Pooling
 
 logger = logging.getLogger(__name__)
@@ -21,6 +24,7 @@ AFTER_PADDING = (  # model types that count positions as RoBERTa does
     *("roberta", "xlm-roberta", "camembert", "longformer", "data2vec-text"),
     *("ibert", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"),
 )
+LLAMA_BIDIREC_POOLING = {"avg": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST_TOKEN}
 MAX_LABELS = 10**6  # a typing error in an index must not fill the memory
 
 
@@ -33,7 +37,7 @@ class ModelConfig:
     architectures: tuple[str, ...]
     hf_config: Mapping[str, Any]  # config.json as it stands
     kind: ModelType
-    pooling: Pooling | None  # None for classifiers and rerankers
+    pooling: tuple[Pooling, ...]  # concatenated; empty where a head of the model itself classifies
     max_input_length: int  # tokens, special tokens included
     labels: tuple[str, ...] = ()  # by index; empty for embedding models
     multi_label: bool = False  # problem_type: a sigmoid per label
@@ -42,33 +46,96 @@ class ModelConfig:
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     lower_case: bool = False  # lower-case every text before tokenizing
+    template: PairTemplate | None = None  # around a query and a document
+    score_tokens: ScoreTokens | None = None  # of a language model that scores pairs by its vocabulary's logits
+    token_heads: TokenHeads = field(default_factory=TokenHeads)
 
 
 def read_model_config(folder: Path, config: EngineConfig) -> ModelConfig:
     """Everything `folder` says about its model, with the options of `config` applied. Raises StartupError."""
-    hf_config = read_object(folder / CONFIG)
+    hf_config = _with_model_type(read_object(folder / CONFIG))
     model_type = read_value(hf_config, "model_type", str, CONFIG) or ""
-    architectures = read_architectures(hf_config)
     described = sentence_transformers.read(folder)
-    classifier = is_classifier(architectures, config.pooling)
-    labels = read_labels(hf_config) if classifier else ()
-    kind = _kind(classifier, labels)
+    architectures = read_architectures(hf_config) or infer_architectures(
+        folder, pooled=bool(described.pooling or config.pooling)
+    )
+    score_tokens = reranking.find_score_tokens(folder, hf_config, described, config)
+    own_head = is_classifier(architectures, config.pooling) or score_tokens is not None
+    labels = _labels(hf_config, described, score_tokens) if own_head or described.scores else ()
+    kind = _kind(bool(labels), labels)
+    pooling = () if own_head else _pooling(hf_config, architectures, described, config)
+    prompt = _default_prompt(kind, described, config)
+    template = _template(folder, kind, described, config, prompt)
+    if score_tokens is not None:
+        template = reranking.require_template(template, config, prompt)
+        logger.info("pairs are scored by the logits of token %d (yes) and %s (no)", *score_tokens)
     return ModelConfig(
         folder=folder,
         model_type=model_type,
         architectures=architectures,
         hf_config=hf_config,
         kind=kind,
-        pooling=None if classifier else _pooling(model_type, architectures, described, config),
+        pooling=pooling,
         max_input_length=_max_input_length(hf_config, described, config),
         labels=labels,
         multi_label=hf_config.get("problem_type") == "multi_label_classification",
-        modules=() if classifier else described.modules,
+        modules=_modules(folder, pooling, described, config),
         include_prompt=described.include_prompt,
         prompts=described.prompts,
-        default_prompt=_default_prompt(kind, described, config),
+        default_prompt=prompt if kind is ModelType.EMBEDDING else None,
         lower_case=described.lower_case,
+        template=template,
+        score_tokens=score_tokens,
+        token_heads=_token_heads(folder, hf_config, kind, pooling, config),
     )
+
+
+def _with_model_type(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Jina's reranker v2 leaves its `model_type` to its remote code."""
+    remote = str((read_value(hf_config, "auto_map", dict, CONFIG) or {}).get("AutoConfig"))
+    if "model_type" not in hf_config and remote.endswith("XLMRobertaFlashConfig"):
+        return {**hf_config, "model_type": "xlm-roberta"}
+    return hf_config
+
+
+def _labels(
+    hf_config: Mapping[str, Any], described: sentence_transformers.Description, score_tokens: ScoreTokens | None
+) -> tuple[str, ...]:
+    if score_tokens is not None:
+        return ("LABEL_0",)
+    labels = read_labels(hf_config)
+    if described.scores is None or len(labels) == described.scores:
+        return labels
+    return tuple(f"LABEL_{index}" for index in range(described.scores))
+
+
+def _template(
+    folder: Path,
+    kind: ModelType,
+    described: sentence_transformers.Description,
+    config: EngineConfig,
+    instruction: str | None,
+) -> PairTemplate | None:
+    if kind is not ModelType.RERANKER:
+        if config.chat_template:
+            raise StartupError(f"`--chat-template` is for rerankers, this is a model of kind {kind.value}")
+        return None
+    template = reranking.find_template(folder, described, config, instruction)
+    if template is None and (config.default_prompt or config.default_prompt_name):
+        logger.warning("a default prompt has no effect on a reranker without a chat template")
+    if template is not None and config.split_special_tokens:
+        raise StartupError("`--split-special-tokens` does not go with a chat template, which has special tokens itself")
+    return template
+
+
+def _token_heads(
+    folder: Path, hf_config: Mapping[str, Any], kind: ModelType, pooling: tuple[Pooling, ...], config: EngineConfig
+) -> TokenHeads:
+    if kind is ModelType.EMBEDDING and Pooling.SPLADE not in pooling:
+        return read_token_heads(folder, hf_config, colbert=config.colbert)
+    if config.colbert:
+        raise StartupError("`--colbert` is for embedding models with a ColBERT head; this model has none")
+    return TokenHeads()
 
 
 def read_architectures(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -124,25 +191,50 @@ def _kind(classifier: bool, labels: tuple[str, ...]) -> ModelType:
 
 
 def _pooling(
-    model_type: str,
+    hf_config: Mapping[str, Any],
     architectures: tuple[str, ...],
     described: sentence_transformers.Description,
     config: EngineConfig,
-) -> Pooling:
-    pooling = Pooling(config.pooling) if config.pooling else described.pooling
-    if pooling is Pooling.SPLADE and not any(name.endswith("ForMaskedLM") for name in architectures):
+) -> tuple[Pooling, ...]:
+    model_type = str(hf_config.get("model_type"))
+    pooling = (Pooling(config.pooling),) if config.pooling else described.pooling
+    if Pooling.SPLADE in pooling and not any(name.endswith("ForMaskedLM") for name in architectures):
         raise StartupError(
             f"`splade` pooling needs a masked-language-model head, but `architectures` is {list(architectures)}"
         )
-    if pooling is not None:
+    if pooling:
         return pooling
+    if model_type == "llama_bidirec":
+        return (_llama_bidirec_pooling(hf_config),)
     if "bert" not in model_type.lower():
         raise StartupError("The model has no pooling configuration; choose one with `--pooling`")
     logger.warning(
         "the model has no pooling configuration: `cls` is used; sentence-transformers would use `mean`; "
         "`--pooling` decides"
     )
-    return Pooling.CLS
+    return (Pooling.CLS,)
+
+
+def _llama_bidirec_pooling(hf_config: Mapping[str, Any]) -> Pooling:
+    """NVIDIA's models name it in config.json."""
+    name = read_value(hf_config, "pooling", str, CONFIG) or "avg"
+    if name not in LLAMA_BIDIREC_POOLING:
+        raise StartupError(
+            f"`{CONFIG}`: `pooling` {name!r} is not supported; supported are: {', '.join(LLAMA_BIDIREC_POOLING)}"
+        )
+    return LLAMA_BIDIREC_POOLING[name]
+
+
+def _modules(
+    folder: Path, pooling: tuple[Pooling, ...], described: sentence_transformers.Description, config: EngineConfig
+) -> tuple[Module, ...]:
+    if not pooling or Pooling.SPLADE in pooling:
+        if config.dense_path:
+            logger.warning("`--dense-path` has no effect on a model without pooled vectors")
+        return ()
+    if not config.dense_path:
+        return described.modules
+    return sentence_transformers.replace_dense(described.modules, folder / config.dense_path)
 
 
 def _max_input_length(
@@ -172,7 +264,8 @@ def _max_input_length(
 
 
 def _default_prompt(kind: ModelType, described: sentence_transformers.Description, config: EngineConfig) -> str | None:
-    if kind is not ModelType.EMBEDDING:
+    """The text put before every input to embed; for a reranker with a chat template, the instruction in it."""
+    if kind is ModelType.CLASSIFIER:
         if config.default_prompt or config.default_prompt_name:
             logger.warning("a default prompt has no effect on a %s", kind.value)
         return None
@@ -180,6 +273,9 @@ def _default_prompt(kind: ModelType, described: sentence_transformers.Descriptio
         return config.default_prompt
     name = config.default_prompt_name or described.default_prompt_name
     if name is None:
+        return None
+    if name not in described.prompts and kind is ModelType.RERANKER:
+        logger.warning("default prompt name `%s` is not among the model's prompts, and has no effect", name)
         return None
     if name not in described.prompts:
         raise StartupError(

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.files import read_optional_object, read_optional_objects, read_value
+from tei_grpc.loading.files import read_object, read_optional_object, read_optional_objects, read_value
 from tei_grpc.types import Pooling
 
 LIMIT_FILES = tuple(
@@ -14,6 +14,7 @@ LIMIT_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
+LIMITS = LIMIT_FILES[0]
 PROMPTS = "config_sentence_transformers.json"
 
 POOLING_FLAGS = {  # up to version 5; also the order in which several are concatenated
@@ -35,8 +36,11 @@ POOLING_MODES = {
 
 ENCODERS = ("Transformer", "MLMTransformer")
 AFTER_POOLING = ("Dense", "LayerNorm")
+LOGIT_SCORE = "LogitScore"  # a language model's logits of one or two tokens become the score of a pair
+OUTPUT, SCORES = "module_output_name", "scores"  # of a Dense module that makes a CrossEncoder of an encoder
 OF_THE_FAMILY = ("FlexibleQuantizer",)  # pplx-embed's rounding: the model does it
 WITHOUT_EFFECT = ("Normalize", "Dropout")  # each request decides on normalization; dropout is for training
+KNOWN = (*ENCODERS, "Pooling", "SpladePooling", LOGIT_SCORE, *AFTER_POOLING, *OF_THE_FAMILY, *WITHOUT_EFFECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,18 @@ class Module:
     config: Mapping[str, Any]
 
 
+class ScoreTokens(NamedTuple):
+    """A pair's score is the logit of `true`, less that of `false` where there is one."""
+
+    true: int
+    false: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the files say; None where they are silent."""
+    """What the files say; None, or nothing, where they are silent."""
 
-    pooling: Pooling | None = None
+    pooling: tuple[Pooling, ...] = ()  # several are concatenated
     include_prompt: bool = True
     modules: tuple[Module, ...] = ()
     max_seq_length: int | None = None
@@ -60,6 +71,10 @@ class Description:
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
+    score_tokens: ScoreTokens | None = None
+    scores: int | None = None  # labels of an encoder that is a CrossEncoder by its last Dense module
+    takes_messages: bool = True  # pairs go through the chat template, where it has a place for them
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(folder: Path) -> Description:
@@ -71,27 +86,60 @@ def read(folder: Path) -> Description:
     limits = next(filter(None, (read_optional_object(folder / file) for file in LIMIT_FILES)), {})
     tokenizer = read_optional_object(folder / "tokenizer_config.json")
     prompts = read_optional_object(folder / PROMPTS)
+    after = tuple(_read_module(name, folder / module["path"]) for name, module in modules if name in AFTER_POOLING)
     return Description(
-        pooling=Pooling.SPLADE if any(name == "SpladePooling" for name, _ in modules) else read_pooling(pooling),
+        pooling=(Pooling.SPLADE,) if any(name == "SpladePooling" for name, _ in modules) else read_pooling(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
-        modules=tuple(_read_module(name, folder / module["path"]) for name, module in modules if name in AFTER_POOLING),
+        modules=after,
         max_seq_length=_positive(limits.get("max_seq_length")),
         model_max_length=_positive(tokenizer.get("model_max_length")),
         lower_case=bool(limits.get("do_lower_case", False)),
         prompts=_read_prompts(prompts),
         default_prompt_name=read_value(prompts, "default_prompt_name", str, PROMPTS),
+        score_tokens=next((_read_score_tokens(folder / m["path"]) for name, m in modules if name == LOGIT_SCORE), None),
+        scores=_read_scores(after),
+        takes_messages="message" in (read_value(limits, "modality_config", dict, LIMITS) or ("message",)),
+        template_variables=(read_value(limits, "processing_kwargs", dict, LIMITS) or {}).get("chat_template") or {},
     )
 
 
-def read_pooling(config: Mapping[str, Any]) -> Pooling | None:
-    """The mode that a pooling config names; absent flags are off; None for an empty config. Raises StartupError."""
+def read_pooling(config: Mapping[str, Any]) -> tuple[Pooling, ...]:
+    """The modes that a pooling config names; absent flags are off; none for an empty config. Raises StartupError."""
     if not config:
-        return None
+        return ()
     modes = config.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if config.get(flag)] or ["mean"]
     modes = modes if isinstance(modes, list) else [modes]
-    if len(modes) != 1 or str(modes[0]) not in POOLING_MODES:
-        raise StartupError(f"pooling mode {modes} is not supported; choose one with `--pooling`")
-    return POOLING_MODES[modes[0]]
+    unknown = [mode for mode in modes if str(mode) not in POOLING_MODES]
+    if unknown:
+        raise StartupError(f"pooling mode {unknown} is not supported; choose one with `--pooling`")
+    return tuple(POOLING_MODES[mode] for mode in modes)
+
+
+def replace_dense(modules: Sequence[Module], folder: Path) -> tuple[Module, ...]:
+    """The modules with the Dense module in `folder` in the place of theirs, or after them where they have none.
+
+    Raises StartupError when they have several, and when there is none in `folder`.
+    """
+    config = read_object(folder / "config.json")
+    own = [module for module in modules if module.type == "Dense"]
+    if len(own) > 1:
+        names = ", ".join(module.folder.name for module in own)
+        raise StartupError(f"`--dense-path` can replace one Dense module, but this model has several: {names}")
+    dense = Module("Dense", folder, config)
+    return tuple(dense if module in own else module for module in modules) if own else (*modules, dense)
+
+
+def _read_scores(modules: Sequence[Module]) -> int | None:
+    outputs = (module.config.get("out_features") for module in modules if module.config.get(OUTPUT) == SCORES)
+    return next(outputs, None)
+
+
+def _read_score_tokens(folder: Path) -> ScoreTokens:
+    config = read_optional_object(folder / "config.json")
+    true = read_value(config, "true_token_id", int, f"{folder.name}/config.json")
+    if true is None:
+        raise StartupError(f"`{folder.name}/config.json`: `true_token_id` is missing")
+    return ScoreTokens(true, read_value(config, "false_token_id", int, f"{folder.name}/config.json"))
 
 
 def _read_prompts(config: Mapping[str, Any]) -> Mapping[str, str]:
@@ -112,7 +160,7 @@ def _name(module: Mapping[str, Any]) -> str:
 def _check_known(name: str, module: Mapping[str, Any]) -> None:
     if not isinstance(module.get("path"), str):
         raise StartupError(f"`modules.json`: `{module.get('type')}` has no `path`")
-    if name not in (*ENCODERS, "Pooling", "SpladePooling", *AFTER_POOLING, *OF_THE_FAMILY, *WITHOUT_EFFECT):
+    if name not in KNOWN:
         raise StartupError(f"`modules.json` lists `{module.get('type')}`, a module that is not supported")
 
 

@@ -1,6 +1,7 @@
 """Owns reading a checkpoint's tensors, one by one, into a module that was built on the meta device."""
 
 import json
+import logging
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,11 +13,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tei_grpc.errors import StartupError
+from tei_grpc.loading.files import check_no_pointer
+from tei_grpc.loading.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 COMMON_PREFIXES = ("0.auto_model.", "model.")
-LFS_MAGIC = b"version https://git-lfs"
 DERIVED = ".rotary_emb.inv_freq"  # a buffer that older releases of transformers stored
 NAMES_SHOWN = 5
+OTHER_FORMATS = {
+    "ONNX": "**/*.onnx",
+    "OpenVINO": "openvino/*.xml",
+    "TensorFlow": "tf_model*.h5",
+    "Flax": "flax_model*",
+    "GGUF": "*.gguf",
+}
 
 Read = Callable[[str], Tensor]
 
@@ -59,24 +70,51 @@ class Checkpoint:
             yield from file.items()
 
 
+class CheckpointFile(Checkpoint):
+    """The tensors of one file. Raises StartupError as `Checkpoint` does."""
+
+    def __init__(self, file: Path) -> None:
+        self._files = {file: _open(file)}
+
+
 def load_weights(module: nn.Module, checkpoint: Checkpoint, names: Names, *, dtype: torch.dtype) -> None:
     """Give the module real memory on the CPU and fill it, casting floats to `dtype`.
 
     A module with an `on_disk` method says itself under which names its tensors are stored.
     Raises StartupError naming the tensors that are missing, unexpected or of another shape.
     """
-    module.to(dtype).to_empty(device="cpu").requires_grad_(False).eval()
+    _allocate(module, dtype)
     wanted = dict(_slots(module))
     missing, unexpected = set(wanted), []
+    converted: set[torch.dtype] = set()
+    progress = Progress("Loading weights", sum(slot.numel() for slot in wanted.values()))
     for stored, read in checkpoint.tensors():
         name = names.plain(stored)
         if name in wanted:
-            _fill(wanted[name], read(stored), stored)
+            tensor = read(stored)
+            _fill(wanted[name], tensor, stored)
+            converted |= {tensor.dtype} - {dtype}
             missing.discard(name)
+            progress.advance(tensor.numel())
         elif not (name.startswith(names.extras) or name.endswith(DERIVED)):
             unexpected.append(stored)
+    if converted:
+        logger.warning(
+            "weights are stored as %s and run as %s", " and ".join(sorted(map(_name, converted))), _name(dtype)
+        )
     _refuse("the checkpoint lacks", missing)
     _refuse("the checkpoint holds unexpected", unexpected)
+
+
+def _allocate(module: nn.Module, dtype: torch.dtype) -> None:
+    """As `to_empty`, which imports sympy for it: 30 MB and half a second."""
+    for owner in module.eval().modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            setattr(owner, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=False))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -109,10 +147,13 @@ def _weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
             return _shards(folder / f"{name}.index.json")
-    raise StartupError(f"no weights in {folder}: neither model.safetensors nor pytorch_model.bin is there")
+    other = next((kind for kind, pattern in OTHER_FORMATS.items() if any(folder.glob(pattern))), None)
+    reason = f"it has them for {other} only, which is not supported" if other else "ONNX and other formats are not read"
+    raise StartupError(f"no weights in {folder}: neither model.safetensors nor pytorch_model.bin is there; {reason}")
 
 
 def _shards(index: Path) -> list[Path]:
+    check_no_pointer(index)
     try:
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, AttributeError) as error:
@@ -125,9 +166,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _open(file: Path) -> Mapping[str, Read]:
-    with file.open("rb") as stream:
-        if stream.read(len(LFS_MAGIC)) == LFS_MAGIC:
-            raise StartupError(f"{file} is a Git LFS pointer, not the weights; fetch them with `git lfs pull`")
+    check_no_pointer(file)
     return _open_safetensors(file) if file.suffix == ".safetensors" else _open_pickle(file)
 
 

@@ -1,7 +1,8 @@
 """Owns the registry of model families: one file per family, found by what a checkpoint's config says.
 
 A family is a torch module whose attribute names are the checkpoint's tensor names, so that no name table is needed.
-Files in this package are imported when a model is looked up; there is no list to edit.
+Files in this package are imported when a model is looked up, as are those that other packages announce; there is no
+list to edit.
 """
 
 import importlib
@@ -9,6 +10,8 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
@@ -18,6 +21,8 @@ from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.loading.weights import Names
 
 HfConfig = Mapping[str, Any]
+
+ENTRY_POINTS = "tei_grpc.models"
 
 
 class Head(StrEnum):
@@ -130,6 +135,14 @@ def model_types() -> list[str]:
 def _import_families() -> None:
     for name in _module_names():
         importlib.import_module(name)
+    _load_installed_families()
+
+
+@cache
+def _load_installed_families() -> None:
+    """Families of other packages, which name their modules in this group of entry points."""
+    for point in entry_points(group=ENTRY_POINTS):
+        point.load()
 
 
 def _module_names() -> Iterator[str]:

@@ -126,6 +126,19 @@ def test_pickle_of_a_module_is_downloaded_where_only_the_model_has_safetensors(s
     assert "pytorch_model.bin" not in served.fetched()
 
 
+def test_pickle_of_the_chosen_dense_module_is_downloaded(serve_hub, tmp_path):
+    chosen = {"2_Dense_256/config.json": b"{}", "2_Dense_256/pytorch_model.bin": b"pickle"}
+    serve_hub(files={**FILES, **chosen})
+    folder, _ = hub.fetch(config(tmp_path, dense_path="2_Dense_256"))
+    assert chosen.keys() <= found(folder)
+
+
+def test_vocabularies_are_downloaded(serve_hub, tmp_path):
+    names = {"vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "special_tokens_map.json"}
+    serve_hub(files={**FILES, **dict.fromkeys(names, b"{}")})
+    assert names <= found(hub.fetch(config(tmp_path)).folder)
+
+
 def test_revision_is_asked_for(serve_hub, tmp_path):
     served = serve_hub(revisions=("main", "v2", COMMIT))
     assert hub.fetch(config(tmp_path, revision="v2")).sha == COMMIT

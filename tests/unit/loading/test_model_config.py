@@ -58,31 +58,32 @@ def without_pooling(folder: Path, **config: object) -> Path:
 @pytest.mark.parametrize(
     ("config", "pooling"),
     [
-        ({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}, Pooling.MEAN),
-        ({"embedding_dimension": 32, "pooling_mode": "cls"}, Pooling.CLS),
-        ({"pooling_mode": ["lasttoken"]}, Pooling.LAST_TOKEN),
-        ({"pooling_mode_cls_token": True}, Pooling.CLS),
-        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, Pooling.MEAN),
-        ({"pooling_mode_lasttoken": True}, Pooling.LAST_TOKEN),
-        ({"pooling_mode_max_tokens": True}, Pooling.MAX),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, Pooling.MEAN_SQRT_LEN),
-        ({"pooling_mode_weightedmean_tokens": True}, Pooling.WEIGHTED_MEAN),
-        ({"word_embedding_dimension": 32}, Pooling.MEAN),
-        ({}, None),
+        ({"embedding_dimension": 32, "pooling_mode": "mean", "include_prompt": True}, (Pooling.MEAN,)),
+        ({"embedding_dimension": 32, "pooling_mode": "cls"}, (Pooling.CLS,)),
+        ({"pooling_mode": ["lasttoken"]}, (Pooling.LAST_TOKEN,)),
+        ({"pooling_mode_cls_token": True}, (Pooling.CLS,)),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, (Pooling.MEAN,)),
+        ({"pooling_mode_lasttoken": True}, (Pooling.LAST_TOKEN,)),
+        ({"pooling_mode_max_tokens": True}, (Pooling.MAX,)),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, (Pooling.MEAN_SQRT_LEN,)),
+        ({"pooling_mode_weightedmean_tokens": True}, (Pooling.WEIGHTED_MEAN,)),
+        ({"word_embedding_dimension": 32}, (Pooling.MEAN,)),
+        ({"pooling_mode": ["max", "cls"]}, (Pooling.MAX, Pooling.CLS)),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, (Pooling.CLS, Pooling.MEAN)),
+        ({}, ()),
     ],
 )
 def test_both_dialects_of_pooling_are_read(config, pooling):
-    assert read_pooling(config) is pooling
+    assert read_pooling(config) == pooling
 
 
 @pytest.mark.parametrize(
     "config",
     [
         {"pooling_mode": "attention"},
-        {"pooling_mode": ["cls", "mean"]},
+        {"pooling_mode": ["cls", "attention"]},
         {"pooling_mode": [["cls"]]},
         {"pooling_mode": {"cls": True}},
-        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
     ],
 )
 def test_pooling_that_is_not_supported_is_refused(config):
@@ -91,28 +92,47 @@ def test_pooling_that_is_not_supported_is_refused(config):
 
 
 def test_bert_without_pooling_takes_cls_and_says_so(tmp_path, caplog):
-    assert read(without_pooling(tmp_path)).pooling is Pooling.CLS
+    assert read(without_pooling(tmp_path)).pooling == (Pooling.CLS,)
     assert "`cls` is used; sentence-transformers would use `mean`" in caplog.text
 
 
 def test_other_model_without_pooling_asks_for_it(tmp_path):
     folder = without_pooling(tmp_path, model_type="mpnet")
     assert refusal(folder) == "The model has no pooling configuration; choose one with `--pooling`"
-    assert read(folder, pooling="mean").pooling is Pooling.MEAN
+    assert read(folder, pooling="mean").pooling == (Pooling.MEAN,)
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({}, Pooling.MEAN),
+        ({"pooling": "avg"}, Pooling.MEAN),
+        ({"pooling": "cls"}, Pooling.CLS),
+        ({"pooling": "last"}, Pooling.LAST_TOKEN),
+    ],
+)
+def test_bidirectional_llama_is_pooled_as_its_config_says(tmp_path, config, pooling):
+    folder = without_pooling(tmp_path, model_type="llama_bidirec", architectures=["LlamaBidirectionalModel"], **config)
+    assert read(folder).pooling == (pooling,)
+
+
+def test_pooling_of_bidirectional_llama_that_is_not_known_is_refused(tmp_path):
+    folder = without_pooling(tmp_path, model_type="llama_bidirec", pooling="weighted_avg")
+    assert refusal(folder) == "`config.json`: `pooling` 'weighted_avg' is not supported; supported are: avg, cls, last"
 
 
 def test_pooling_option_wins(tmp_path):
-    assert read(folders.embedder(tmp_path), pooling="last-token").pooling is Pooling.LAST_TOKEN
+    assert read(folders.embedder(tmp_path), pooling="last-token").pooling == (Pooling.LAST_TOKEN,)
 
 
 def test_pooling_is_read_from_where_modules_say(tmp_path):
     modules = [{"path": "here", "type": OLD + "Pooling"}]
     folder = folders.embedder(tmp_path, {"modules.json": modules, "here/config.json": {"pooling_mode": "cls"}})
-    assert read(folder).pooling is Pooling.CLS
+    assert read(folder).pooling == (Pooling.CLS,)
 
 
 def test_sparse_pooling_is_recognized(tmp_path):
-    assert read(folders.splade(tmp_path)).pooling is Pooling.SPLADE
+    assert read(folders.splade(tmp_path)).pooling == (Pooling.SPLADE,)
 
 
 def test_sparse_pooling_needs_a_language_model_head(tmp_path):
@@ -165,12 +185,12 @@ def test_model_without_architectures_embeds(tmp_path, architectures):
 @pytest.mark.parametrize("head", ["BertForTokenClassification", "BertForQuestionAnswering", "BertForMaskedLM"])
 def test_other_heads_serve_as_encoders(tmp_path, head):
     model = read(folders.embedder(tmp_path, architectures=[head], id2label={"0": "O", "1": "B"}))
-    assert (model.kind, model.pooling, model.labels) == (ModelType.EMBEDDING, Pooling.MEAN, ())
+    assert (model.kind, model.pooling, model.labels) == (ModelType.EMBEDDING, (Pooling.MEAN,), ())
 
 
 def test_one_label_makes_a_reranker(tmp_path):
     model = read(folders.reranker(tmp_path))
-    assert (model.kind, model.pooling, model.labels) == (ModelType.RERANKER, None, ("relevance",))
+    assert (model.kind, model.pooling, model.labels) == (ModelType.RERANKER, (), ("relevance",))
 
 
 def test_reranker_saved_with_two_labels_is_a_classifier(tmp_path):
@@ -217,7 +237,7 @@ def test_problem_type_says_multi_label(tmp_path):
 
 
 def test_pooling_option_has_no_effect_on_a_classifier(tmp_path, caplog):
-    assert read(folders.reranker(tmp_path), pooling="mean").pooling is None
+    assert read(folders.reranker(tmp_path), pooling="mean").pooling == ()
     assert "`--pooling` has no effect" in caplog.text
 
 
@@ -394,6 +414,13 @@ def test_any_value_of_any_key_is_read_or_refused(tmp_path, head, place, value):
     )
     read_or_refuse(folder)
     (folder / file).unlink()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_lfs_pointer_in_place_of_a_file_is_named(tmp_path, file):
+    folder = folders.embedder(tmp_path)
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 134\n")
+    assert refusal(folder) == f"{folder / file} is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"
 
 
 @pytest.mark.parametrize("file", FILES)

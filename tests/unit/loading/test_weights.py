@@ -196,6 +196,36 @@ def test_folder_without_weights_is_refused(own_bert: Path) -> None:
         load(own_bert)
 
 
+@pytest.mark.parametrize(
+    ("other", "kind"), [("model.onnx", "ONNX"), ("onnx/model.onnx", "ONNX"), ("tf_model.h5", "TensorFlow")]
+)
+def test_folder_with_weights_of_another_kind_is_refused_for_that(own_bert: Path, other: str, kind: str) -> None:
+    (own_bert / other).parent.mkdir(exist_ok=True)
+    (own_bert / "model.safetensors").rename(own_bert / other)
+    with pytest.raises(StartupError, match=f"no weights in .*; it has them for {kind} only, which is not supported"):
+        load(own_bert)
+
+
+def test_lfs_pointer_in_place_of_the_index_is_named(own_bert: Path) -> None:
+    shard(own_bert)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 134\n"
+    (own_bert / "model.safetensors.index.json").write_text(pointer)
+    with pytest.raises(StartupError, match=r"index\.json is a Git LFS pointer"):
+        load(own_bert)
+
+
+@pytest.mark.parametrize(("stored", "dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_weights_of_another_dtype_are_converted_with_a_warning(own_bert: Path, caplog, stored: str, dtype: str) -> None:
+    rewrite(own_bert, lambda tensors: {name: tensor.to(getattr(torch, stored)) for name, tensor in tensors.items()})
+    load(own_bert, dtype=dtype)
+    assert caplog.messages.count(f"weights are stored as {stored} and run as {dtype}") == 1
+
+
+def test_weights_of_the_dtype_of_the_run_need_no_warning(bert: Path, caplog) -> None:
+    load(bert)
+    assert "stored as" not in caplog.text
+
+
 def test_floats_are_cast_to_the_dtype_of_the_run(own_bert: Path, bert: Path) -> None:
     rewrite(own_bert, lambda tensors: {name: tensor.bfloat16() for name, tensor in tensors.items()})
     cosine = np.dot(embed(own_bert), embed(bert)) / np.linalg.norm(embed(own_bert)) / np.linalg.norm(embed(bert))
