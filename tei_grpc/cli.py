@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the process's exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        if argv[:1] == ["health"]:
-            return _check_health(argv[1:])
+        if argv and argv[0] in COMMANDS:
+            return COMMANDS[argv[0]](argv[1:])
         return _serve(_read_flags(argv))
     except StartupError as error:
         return _complain(error.message, FAILURE)
@@ -59,7 +59,7 @@ def _serve_parser() -> _Parser:
     parser = _Parser(
         prog="tei-grpc",
         description="Serve a text-embedding model over gRPC (tei.v1). Every option has an environment name; flags win.",
-        epilog="`tei-grpc health --help`: ask a running server whether it serves.",
+        epilog="Other commands: health, models, verify; `tei-grpc COMMAND --help`.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=8, width=100),
@@ -131,12 +131,17 @@ def _run_server(settings: "Settings") -> int:
     from tei_grpc.engine.engine import Engine
     from tei_grpc.metrics import Metrics, MetricsListener
     from tei_grpc.serve.grpc_server import serve
+    from tei_grpc.traces import open_traces
 
-    metrics = Metrics()
+    metrics, traces = Metrics(), open_traces(settings)
     if settings.prometheus_port:
         listener = MetricsListener(metrics, settings.hostname, settings.prometheus_port)
         logging.getLogger("tei_grpc.cli").info("Serving metrics on http://%s/metrics", listener.address)
-    return asyncio.run(serve(settings, Engine(settings, metrics=metrics)))
+    try:
+        return asyncio.run(serve(settings, Engine(settings, metrics=metrics, traces=traces)))
+    finally:
+        if traces is not None:
+            traces.close()
 
 
 def _check_health(argv: Sequence[str]) -> int:
@@ -156,8 +161,34 @@ def _check_health(argv: Sequence[str]) -> int:
     return health.check(arguments.address, service=arguments.service, timeout=arguments.timeout)
 
 
+def _show_models(argv: Sequence[str]) -> int:
+    parser = _Parser(prog="tei-grpc models", description="List the models that this server has its own code for.")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    arguments = parser.parse_args(argv)
+    from tei_grpc.commands import models
+
+    return models.show(as_json=arguments.json)
+
+
+def _verify(argv: Sequence[str]) -> int:
+    from tei_grpc.commands import verify
+
+    parser = _Parser(
+        prog="tei-grpc verify",
+        description="Compare this server's answers with those of transformers or sentence-transformers.",
+        epilog="Exit codes: 0 they agree, 1 they differ, 2 wrong usage, 3 no comparison was possible.",
+    )
+    verify.add_arguments(parser)
+    return verify.verify(parser.parse_args(argv))
+
+
+COMMANDS = {"health": _check_health, "models": _show_models, "verify": _verify}
+
+
 def _local_address(environ: Mapping[str, str]) -> str:
     """Where a server with this environment listens, seen from its own machine."""
+    if (port := environ.get("HEALTH_PORT", "")).isdecimal():
+        return f"127.0.0.1:{port}"
     if path := environ.get("UDS_LISTEN"):
         return f"unix:{path}"
     port = environ.get("PORT", "")

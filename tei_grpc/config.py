@@ -5,66 +5,29 @@ grouped in classes whose docstring is the group's title in `--help` and in the d
 into `Settings`, an EngineConfig and a ServerConfig in one. Constructing these classes by hand reads no environment.
 """
 
-import ipaddress
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
 from tei_grpc.errors import StartupError
-
-
-def _check_ip(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text.removeprefix("[").removesuffix("]")))
-    except ValueError:
-        raise ValueError("must be an IP address, like 0.0.0.0 or ::1") from None
-
-
-def _check_device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", text):
-        raise ValueError("must be auto, cpu, cuda, cuda:N or mps")
-    return text
-
-
-def _check_message_size(size: int) -> int:
-    if size == 0:
-        raise ValueError("must be positive, or -1 for no limit")
-    return size
-
-
-def _check_key(key: SecretStr) -> SecretStr:
-    text = key.get_secret_value()
-    if not text or not text.isascii() or not text.isprintable():
-        raise ValueError("must be a non-empty key of printable ASCII; leave it out to serve without a key")
-    return key
-
-
-def _refuse(_: object) -> object:
-    raise ValueError("not available in this version")
-
-
-def _none_if_empty(value: object) -> object:
-    return None if value == "" else value
-
-
-def _one_or_many(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-Count = Annotated[int, Field(gt=0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Device = Annotated[str, AfterValidator(_check_device)]
-IpLiteral = Annotated[str, AfterValidator(_check_ip)]
-MessageSize = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(_check_message_size)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-ApiKey = Annotated[SecretStr, AfterValidator(_check_key)]
-HubToken = Annotated[SecretStr | None, BeforeValidator(_none_if_empty)]
-Refused = Annotated[str | None, AfterValidator(_refuse)]
-Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+from tei_grpc.values import (
+    Age,
+    AgeGrace,
+    ApiKey,
+    CollectorUrl,
+    Count,
+    Device,
+    HubToken,
+    IpLiteral,
+    ListenAddresses,
+    MessageSize,
+    Port,
+    Seconds,
+    Texts,
+)
 
 
 class OptionGroup(BaseModel):
@@ -78,8 +41,8 @@ class ModelOptions(OptionGroup):
 
     model_id: str = Field(min_length=1, description="model to serve: a Hugging Face Hub id, or a local directory")
     revision: str | None = Field(None, description="branch, tag or commit on the Hub")
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="float32 or bfloat16: type of weights and activations; float32 when left out"
+    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
+        None, description="float32, float16 or bfloat16: type of weights and activations; float32 when left out"
     )
     device: Device = Field("auto", description="auto, cpu, cuda, cuda:N or mps; this version has the CPU only")
     pooling: Literal["cls", "mean", "splade", "last-token"] | None = Field(
@@ -88,7 +51,21 @@ class ModelOptions(OptionGroup):
     lora_task: str | None = Field(
         None, description="name of the model's LoRA adaptation; its weights without any when left out"
     )
-    dense_path: Refused = Field(None, description="directory of the Dense module; not available in this version")
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="Jinja file with roles `query` and `document` for a reranker that is a language model, "
+        "or `qwen3-reranker`; the model's own when left out",
+    )
+    colbert: bool = Field(
+        False, description="let EmbedAll answer with the vectors of the model's ColBERT head (bge-m3)"
+    )
+    force_generic: bool = Field(
+        False, description="run the model through transformers even where this server has its own implementation"
+    )
+    dense_path: str | None = Field(
+        None, description="directory of a Dense module to run after pooling, in place of the model's own, if it has one"
+    )
     default_prompt_name: str | None = Field(None, description="name of the model's prompt that requests get by default")
     default_prompt: str | None = Field(None, description="text put before every input to embed by default")
     hf_token: HubToken = Field(None, description="Hub token")
@@ -117,23 +94,44 @@ class ListenerOptions(OptionGroup):
     hostname: IpLiteral = Field("0.0.0.0", description="IP address to listen on")  # noqa: S104 - containers need it
     port: Port = Field(3000, description="gRPC port; 0 takes a free one")
     uds_listen: Path | None = Field(None, description="Unix socket to listen on instead of the port")
+    listen: ListenAddresses = Field(
+        (), description="one more address, HOST:PORT or unix:PATH; can be repeated, LISTEN is separated by commas"
+    )
+    health_port: Port | None = Field(None, description="one more port, for health checks only, never encrypted")
     api_key: ApiKey | None = Field(None, description="key that callers send as `authorization: Bearer KEY`")
     api_key_file: Path | None = Field(None, description="file of further keys, one a line")
+    tls_cert: Path | None = Field(
+        None, description="PEM file of the server's certificate: encrypts all gRPC ports but `--health-port`"
+    )
+    tls_key: Path | None = Field(None, description="PEM file of its private key")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of authorities: only clients with a certificate of theirs are let in"
+    )
     max_recv_message_size: MessageSize = Field(4194304, description="bytes of the largest request; -1: no limit")
     max_send_message_size: MessageSize = Field(-1, description="bytes of the largest response; -1: no limit")
     grpc_max_parallel_stream_requests: Count = Field(1024, description="messages of one stream in work at a time")
+    max_connection_age: Age | None = Field(
+        None,
+        description="seconds, give or take a tenth, until clients have to connect anew; no limit when left out",
+    )
+    max_connection_age_grace: AgeGrace | None = Field(
+        None, description="seconds that calls on such a connection get to finish; no limit when left out"
+    )
     shutdown_grace: Seconds = Field(30.0, description="seconds that running calls get to finish at shutdown")
     shutdown_delay: Seconds = Field(0.0, description="seconds to go on serving, with health NOT_SERVING, before that")
 
 
 class ObservabilityOptions(OptionGroup):
-    """Logs and metrics"""
+    """Logs, metrics and traces"""
 
     log_level: str = Field("info", description="`info`, or by module: `info,tei_grpc.engine=debug`")
     json_output: bool = Field(False, description="one JSON object per log line")
     disable_spans: bool = Field(False, description="leave the span of a request out of JSON log lines")
     prometheus_port: Port = Field(9000, description="port of the metrics; 0 turns them off")
-    otlp_endpoint: Refused = Field(None, description="OpenTelemetry collector; not available in this version")
+    otlp_endpoint: CollectorUrl | None = Field(
+        None, description="URL of an OpenTelemetry collector (OTLP over gRPC); no traces when left out"
+    )
+    otlp_service_name: str = Field("text-embeddings-inference.server", description="name of this server in traces")
 
 
 class InertOptions(OptionGroup):
@@ -143,7 +141,14 @@ class InertOptions(OptionGroup):
     payload_limit: int | None = Field(None, description="HTTP only; see `--max-recv-message-size`")
     cors_allow_origin: Texts = Field((), description="HTTP only")
     served_model_name: str | None = Field(None, description="HTTP only")
-    otlp_service_name: str | None = Field(None, description="traces only; not available in this version")
+
+
+NEEDS = (
+    ("tls_cert", "tls_key"),
+    ("tls_key", "tls_cert"),
+    ("tls_client_ca", "tls_cert"),
+    ("max_connection_age_grace", "max_connection_age"),
+)
 
 
 class EngineConfig(ModelOptions, RequestOptions):
@@ -158,6 +163,13 @@ class EngineConfig(ModelOptions, RequestOptions):
 
 class ServerConfig(ListenerOptions, ObservabilityOptions, InertOptions):
     """What the front door needs to know."""
+
+    @pydantic.model_validator(mode="after")
+    def _whole_pairs(self) -> "ServerConfig":
+        for name, needed in NEEDS:
+            if getattr(self, name) is not None and getattr(self, needed) is None:
+                raise ValueError(f"`{flag(name)}` needs `{flag(needed)}`, too")
+        return self
 
     def api_keys(self) -> tuple[str, ...]:
         """Return all accepted keys; none means open to everybody. Raises StartupError when the file gives no key."""
@@ -218,7 +230,7 @@ def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[
     warnings = []
     if "hostname" in given and not _is_valid("hostname", given["hostname"]):
         del given["hostname"]  # containers set HOSTNAME to their own name: no reason for a warning
-    for name in ("port", "prometheus_port"):
+    for name in ("port", "health_port", "prometheus_port"):
         if given.get(name, "").startswith("tcp://"):  # Kubernetes describes a service called `prometheus` this way
             warnings.append(f"{name.upper()}={given.pop(name)} from the environment is not a port: ignored")
     name = "grpc_max_parallel_stream_requests"
@@ -258,7 +270,9 @@ def _explain_one(name: str, reason: str, given: Mapping[str, object]) -> str:
         return f"{option}: missing; {Settings.model_fields[name].description}"
     if "Secret" in str(Settings.model_fields[name].annotation):
         return f"{option}: {reason}"
-    return f"{option}: {reason[:1].lower()}{reason[1:]}, given {str(given[name])!r}"
+    value = given[name]
+    text = ", ".join(value) if isinstance(value, list) else str(value)
+    return f"{option}: {reason[:1].lower()}{reason[1:]}, given {text!r}"
 
 
 def _read_keys(path: Path) -> tuple[str, ...]:

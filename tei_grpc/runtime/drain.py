@@ -1,13 +1,11 @@
-"""The end of a server, in order: health says so, nothing new comes in, calls finish or are cut, the engine stops."""
+"""The end of a server: nothing new comes in, calls finish or are cut."""
 
 import asyncio
 import logging
 
 import grpc
 
-from tei_grpc.engine.engine import Engine
 from tei_grpc.rpc.calls import RunningCalls
-from tei_grpc.rpc.health import HealthServicer
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +20,3 @@ async def drain(server: grpc.aio.Server, calls: RunningCalls, *, grace: float) -
         logger.warning("Cutting %d calls after %g seconds", len(calls), grace)
         calls.cut()
     await stopping
-
-
-async def shut_down(
-    server: grpc.aio.Server, engine: Engine, health: HealthServicer, calls: RunningCalls, *, delay: float, grace: float
-) -> None:
-    """Turn health, go on serving for `delay` seconds so that load balancers notice, drain, and stop the engine."""
-    health.end()
-    await asyncio.sleep(delay)
-    engine.drain()
-    await drain(server, calls, grace=grace)
-    await engine.stop()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -14,16 +15,29 @@ from tei_grpc.rpc.calls import RunningCalls
 from tei_grpc.rpc.health import HealthServicer
 from tei_grpc.rpc.interceptors import ErrorInterceptor, KeyInterceptor, StateInterceptor
 from tei_grpc.rpc.reflection import add_reflection
-from tei_grpc.runtime.drain import shut_down
-from tei_grpc.runtime.listeners import Address, listen_tcp, listen_uds
+from tei_grpc.runtime import notices
+from tei_grpc.runtime.drain import CUT_SECONDS, drain
+from tei_grpc.runtime.listeners import Address, Endpoint, TcpEndpoint, UnixEndpoint, claim, listen, parse_endpoint
 from tei_grpc.runtime.signals import StopSignal, end_process
+from tei_grpc.runtime.tls import read_credentials
 from tei_grpc.servicers import add_servicers
 from tei_grpc.types import State
 
 logger = logging.getLogger(__name__)
 
-# Clients may ping every 5 s, also without calls; a second less, because a ping that comes early counts as abuse.
-MIN_PING_INTERVAL_MS = 4000
+TRANSPORT = (
+    ("grpc.so_reuseport", 0),
+    # Clients may ping every 5 s, also without calls; a second less, because a ping that comes early counts as abuse.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 4000),
+)
+
+
+class Addresses(NamedTuple):
+    """Where the server is to be found: with everything, and with health checks only."""
+
+    serving: list[Address]
+    health: list[Address]
 
 
 async def serve(config: ServerConfig, engine: Engine) -> int:
@@ -39,19 +53,24 @@ async def serve(config: ServerConfig, engine: Engine) -> int:
 
 
 class GrpcServer:
-    """One server around one engine. The port is bound, and health answers, before the engine is loaded."""
+    """One engine behind a server, and beside it one that only answers health checks (on `--health-port`).
+
+    Ports are bound, and health answers, before the engine is loaded.
+    """
 
     def __init__(self, config: ServerConfig, engine: Engine) -> None:
         self._config = config
         self._engine = engine
+        self._keys = config.api_keys()
         self._calls = RunningCalls()
         self._health = HealthServicer()
         self._server = self._compose()
+        self._health_server = self._compose_health()
 
     async def run(self, stop: StopSignal) -> None:
         """Listen, load, serve, drain. Raises StartupError."""
-        address = await self.start()
-        loading = asyncio.create_task(self._load(address))
+        addresses = await self.start()
+        loading = asyncio.create_task(self._load(addresses))
         stopping = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -63,33 +82,47 @@ class GrpcServer:
             stopping.cancel()
             await self.stop()
 
-    async def start(self) -> Address:
-        """Listen, and answer health checks. Raises StartupError when the address is not to be had."""
+    async def start(self) -> Addresses:
+        """Listen, and answer health checks. Raises StartupError when an address or a certificate is not to be had."""
         config = self._config
-        if config.uds_listen is not None:
-            address = listen_uds(self._server, config.uds_listen)
-        else:
-            address = listen_tcp(self._server, config.hostname, config.port)
+        credentials = read_credentials(config.tls_cert, config.tls_key, config.tls_client_ca)
+        serving, health = _serving_endpoints(config), _health_endpoints(config)
+        claim([*serving, *health])
+        addresses = Addresses(
+            [listen(self._server, endpoint, credentials) for endpoint in serving],
+            [listen(self._health_server, endpoint) for endpoint in health],
+        )
+        await self._health_server.start()
         await self._server.start()
-        return address
+        return addresses
 
     async def stop(self) -> None:
-        """Drain and end; an engine that is not serving has no balancer to wait for."""
-        delay = self._config.shutdown_delay if self._engine.state is State.SERVING else 0.0
-        grace = self._config.shutdown_grace
-        await shut_down(self._server, self._engine, self._health, self._calls, delay=delay, grace=grace)
+        """Turn health, go on while load balancers notice, drain, and stop the engine."""
+        self._health.end()
+        if self._engine.state is State.SERVING:  # otherwise no balancer has sent anybody here
+            await asyncio.sleep(self._config.shutdown_delay)
+        self._engine.drain()
+        await drain(self._server, self._calls, grace=self._config.shutdown_grace)
+        await self._health_server.stop(CUT_SECONDS)
+        await self._engine.stop()
 
-    async def _load(self, address: Address) -> None:
-        logger.info("Listening on %s, loading the model", address.bound)
+    async def _load(self, addresses: Addresses) -> None:
+        where = _join(addresses.serving)
+        logger.info("Listening on %s, loading the model", where)
+        if addresses.health:
+            logger.info("Answering health checks on %s", _join(addresses.health))
+        if not self._keys and self._config.tls_cert is None:
+            notices.warn_if_open(addresses.serving)
         await self._engine.start()
-        logger.info("Serving on %s. Try: %s", address.bound, _example(address.local))
+        notices.note_large_replies(self._engine.info, self._config.max_send_message_size)
+        example = _example(addresses.serving[0].local, encrypted=self._config.tls_cert is not None)
+        logger.info("Serving on %s. Try: %s", where, example, extra=notices.describe(self._engine.info))
 
     def _compose(self) -> grpc.aio.Server:
         """Outermost interceptor first."""
-        keys = self._config.api_keys()
         interceptors = [
-            ErrorInterceptor(self._calls),
-            *([KeyInterceptor(keys)] if keys else []),
+            ErrorInterceptor(self._calls, self._engine.metrics, traced=self._config.otlp_endpoint is not None),
+            *([KeyInterceptor(self._keys)] if self._keys else []),
             StateInterceptor(lambda: self._engine.state),
         ]
         server = grpc.aio.server(interceptors=interceptors, options=_options(self._config))
@@ -99,21 +132,56 @@ class GrpcServer:
         self._engine.on_state(self._follow)
         return server
 
+    def _compose_health(self) -> grpc.aio.Server:
+        """Without `--health-port` it has no listener."""
+        server = grpc.aio.server(interceptors=[ErrorInterceptor(self._calls, self._engine.metrics)], options=TRANSPORT)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
+
     def _follow(self, state: State) -> None:
         self._health.follow(state, self._engine.info.model_type if state is State.SERVING else None)
 
 
-def _example(address: str) -> str:
+def _serving_endpoints(config: ServerConfig) -> list[Endpoint]:
+    first: Endpoint = TcpEndpoint(config.hostname, config.port, f"`--port` {config.port} on {_host_option(config)}")
+    if config.uds_listen is not None:
+        first = UnixEndpoint(config.uds_listen, f"`--uds-listen` {config.uds_listen}")
+    return [first, *(parse_endpoint(text, f"`--listen` {text}") for text in config.listen)]
+
+
+def _health_endpoints(config: ServerConfig) -> list[Endpoint]:
+    port = config.health_port
+    if port is None:
+        return []
+    return [TcpEndpoint(config.hostname, port, f"`--health-port` {port} on {_host_option(config)}")]
+
+
+def _host_option(config: ServerConfig) -> str:
+    return f"`--hostname` {config.hostname}"
+
+
+def _join(addresses: list[Address]) -> str:
+    return ", ".join(address.bound for address in addresses)
+
+
+def _example(address: str, *, encrypted: bool) -> str:
     """Return a command to try the server with."""
-    where = f"-unix {address.removeprefix('unix:')}" if address.startswith("unix:") else address
-    return f"""grpcurl -d '{{"inputs": "What is Deep Learning"}}' -plaintext {where} tei.v1.Embed/Embed"""
+    where = address
+    if address.startswith("unix:"):
+        where, encrypted = f"-unix {address.removeprefix('unix:')}", False
+    trust = "-cacert CA.pem" if encrypted else "-plaintext"
+    return f"""grpcurl -d '{{"inputs": "What is Deep Learning"}}' {trust} {where} tei.v1.Embed/Embed"""
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),
+        *TRANSPORT,
         ("grpc.max_receive_message_length", config.max_recv_message_size),
         ("grpc.max_send_message_length", config.max_send_message_size),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        *_milliseconds("grpc.max_connection_age_ms", config.max_connection_age),
+        *_milliseconds("grpc.max_connection_age_grace_ms", config.max_connection_age_grace),
     ]
+
+
+def _milliseconds(option: str, seconds: float | None) -> list[tuple[str, int]]:
+    return [] if seconds is None else [(option, round(seconds * 1000))]

@@ -14,8 +14,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tei_grpc.config import Settings
 from tei_grpc.engine.engine import Engine
 from tei_grpc.loading.model_config import read_model_config
+from tei_grpc.metrics import Metrics
 from tei_grpc.pb import tei_pb2_grpc
-from tei_grpc.serve.grpc_server import GrpcServer
+from tei_grpc.serve.grpc_server import Addresses, GrpcServer
+from tei_grpc.traces import open_traces
 from tests.fakes import FakeDevice, FakeRunner
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(200)))
@@ -30,6 +32,7 @@ class Served:
     runner: FakeRunner
     device: FakeDevice
     address: str
+    addresses: Addresses
     channel: grpc.aio.Channel
 
     @property
@@ -69,18 +72,22 @@ async def serve_fake(model: Path, *, load: bool = True, **options: object) -> As
     """Serve a checkpoint by a FakeRunner, on a free port of the loopback."""
     defaults = {"hostname": "127.0.0.1", "port": 0, "shutdown_grace": 0.5}
     settings = Settings.model_validate({"model_id": str(model), **defaults, **options})
-    device = FakeDevice(read_model_config(model, settings), settings, runner=FakeRunner())
-    engine = Engine(settings, device)
+    metrics, traces = Metrics(), open_traces(settings)
+    device = FakeDevice(read_model_config(model, settings), settings, metrics, FakeRunner())
+    engine = Engine(settings, device, metrics, traces)
     server = GrpcServer(settings, engine)
-    address = await server.start()
+    addresses = await server.start()
+    address = addresses.serving[0].local
     try:
         if load:
             await engine.start()
-        async with grpc.aio.insecure_channel(address.local) as channel:
-            yield Served(server, engine, device.runner, device, address.local, channel)
+        async with grpc.aio.insecure_channel(address) as channel:
+            yield Served(server, engine, device.runner, device, address, addresses, channel)
     finally:
         device.runner.gate.set()
         await server.stop()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
 
 @pytest.fixture

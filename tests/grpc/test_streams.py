@@ -49,22 +49,29 @@ async def test_messages_of_one_stream_share_batches(served):
     assert len(served.runner.batches) <= 2
 
 
+async def write_all(served, *texts):
+    """A stream with all messages written before any is answered: grpc's client reports writes that come too late."""
+    served.runner.gate.clear()
+    call = served.embed.EmbedStream()
+    for text in texts:
+        await call.write(embed_request(text))
+    served.runner.gate.set()
+    return call
+
+
 async def test_bad_message_ends_the_stream_after_the_earlier_answers(served):
-    messages = map(embed_request, ["w0", "w1", "", "w2"])
-    call = served.embed.EmbedStream(send(messages))
+    call = await write_all(served, "w0", "w1", "", "w2")
     replies, code = await collect(call)
     assert [reply.embeddings[3] for reply in replies] == [4, 5]
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert await call.details() == "Input validation error: `inputs` cannot be empty"
 
 
-async def test_messages_after_the_failed_one_are_dropped(serve):
-    async with serve() as served:
-        served.runner.gate.clear()
-        call = served.embed.EmbedStream(send(map(embed_request, ["", "w0", "w1"])))
-        _, code = await collect(call)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert served.device.free_permits == served.engine.config.max_concurrent_requests
+async def test_messages_after_the_failed_one_are_dropped(served):
+    call = await write_all(served, "w0", "", "w1", "w2")
+    _, code = await collect(call)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert served.device.free_permits == served.engine.config.max_concurrent_requests
 
 
 async def test_answers_come_before_the_client_half_closes(served):
