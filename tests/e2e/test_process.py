@@ -4,11 +4,13 @@ import json
 import subprocess
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import pytest
 
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tests.certificates import Authority
 from tests.e2e.servers import TEI_GRPC, Server, clean_environment, free_port
 
 Start = Callable[..., Server]
@@ -76,3 +78,21 @@ def test_every_line_is_json_and_none_shows_a_secret(start_server: Start) -> None
     assert "SESAME" not in "".join(server.lines)
     messages = [json.loads(line)["message"] for line in server.lines]
     assert "Success" in messages
+
+
+def test_encrypted_server_is_probed_on_its_health_port(start_server: Start, tmp_path: Path) -> None:
+    pair, port = Authority(tmp_path).issue("server"), str(free_port())
+    options = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--health-port", port)
+    server = start_server(*options).wait_until_ready()
+    for environment, code in (({"HEALTH_PORT": port}, 0), ({"PORT": str(server.port)}, 1)):
+        probe = subprocess.run([TEI_GRPC, "health"], env=clean_environment() | environment, timeout=60)
+        assert probe.returncode == code
+    assert server.terminate() == 0
+
+
+def test_key_that_does_not_fit_its_certificate_is_one_line(start_server: Start, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server").cert, authority.issue("other").key
+    server = start_server("--tls-cert", str(cert), "--tls-key", str(key))
+    assert server.wait() == 1
+    assert server.lines[-1] == f"tei-grpc: `--tls-key`: '{key}' is not the key of `--tls-cert` '{cert}'\n"
