@@ -2,6 +2,7 @@
 
 TeiError
 ├── ValidationError         the caller's input is refused, before any work is done
+├── UndecodableError        the request's bytes are no message of the expected type, or there are none
 ├── OverloadedError         no permit is free; try again later
 ├── ModelTypeError          the loaded model cannot do what was asked
 ├── TokenizationError       the tokenizer library failed on this input
@@ -21,6 +22,7 @@ class ErrorKind(StrEnum):
     """What went wrong, as front doors, metrics and logs name it."""
 
     VALIDATION = "validation"
+    UNDECODABLE = "undecodable"
     OVERLOADED = "overloaded"
     MODEL_TYPE = "model_type"
     TOKENIZATION = "tokenization"
@@ -35,6 +37,7 @@ class TeiError(Exception):
     """Base of all errors whose text is meant for the caller."""
 
     kind: ErrorKind
+    is_counted = False  # a request that it ended is in the metrics already
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -48,6 +51,12 @@ class ValidationError(TeiError):
 
     def __init__(self, message: str, *, prefixed: bool = True) -> None:
         super().__init__(f"Input validation error: {message}" if prefixed else message)
+
+
+class UndecodableError(TeiError):
+    """The request's bytes are no message of the expected type, or there are none."""
+
+    kind = ErrorKind.UNDECODABLE
 
 
 class OverloadedError(TeiError):

@@ -6,9 +6,13 @@ A record's `extra` fields become fields of the line. `extra={"span": {...}}` des
 import json
 import logging
 import sys
+import threading
+import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from functools import lru_cache
+from typing import Any, Final, TextIO
 
 LEVELS: Final[Mapping[str, int]] = {
     "trace": logging.DEBUG,
@@ -19,6 +23,7 @@ LEVELS: Final[Mapping[str, int]] = {
     "error": logging.ERROR,
     "off": logging.CRITICAL + 1,
 }
+BURST_SECONDS: Final = 0.05  # a line of a request waits so long at most
 _STANDARD: Final = {*vars(logging.makeLogRecord({})), "message", "asctime"}
 
 
@@ -42,17 +47,27 @@ class JsonFormatter(logging.Formatter):
     def __init__(self, *, with_spans: bool) -> None:
         super().__init__()
         self._with_spans = with_spans
+        self._encode = json.JSONEncoder(default=str, ensure_ascii=False).encode
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's fields, flat; a span also in the list `spans`, where log pipelines look for it."""
         fields = _extra(record)
         span = fields.pop("span", None)
-        fields |= _base(record)
-        if span is not None and self._with_spans:
-            fields |= {"span": span, "spans": [span]}
+        fields |= {
+            "timestamp": timestamp(record.created),
+            "level": "WARN" if record.levelno == logging.WARNING else record.levelname,
+            "message": record.getMessage(),
+            "target": record.name,
+            "filename": record.filename,
+            "line_number": record.lineno,
+        }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, default=str, ensure_ascii=False)
+        line = self._encode(fields)
+        if span is None or not self._with_spans:
+            return line
+        text = self._encode(span)  # once for both places: most lines have one
+        return f'{line[:-1]}, "span": {text}, "spans": [{text}]}}'
 
 
 class HumanFormatter(logging.Formatter):
@@ -60,37 +75,92 @@ class HumanFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, and a traceback below it where there is one."""
-        base, extra = _base(record), _extra(record)
-        if isinstance(span := extra.pop("span", None), dict):
-            extra = span | extra
-        where = f"{base['timestamp']} {record.levelname:>7} {record.name} {record.filename}:{record.lineno}:"
-        fields = "".join(f" {key}={value}" for key, value in extra.items())
-        line = f"{where} {base['message']}{fields}".replace("\n", "\\n")  # a caller's text cannot fake a line
+        extra = _extra(record)
+        span = extra.pop("span", None) or {}
+        level = "WARN" if record.levelno == logging.WARNING else record.levelname
+        where = f"{timestamp(record.created)} {level:>5} {record.name} {record.filename}:{record.lineno}:"
+        fields = "".join([f" {key}={value}" for part in (span, extra) for key, value in part.items()])
+        line = f"{where} {record.getMessage()}{fields}".replace("\n", "\\n")  # a caller's text cannot fake a line
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class BurstHandler(logging.Handler):
+    """Writes lines in order: those of requests that went well in bursts, all others, and what waits, at once.
+
+    A write lets go of the interpreter's lock, and to get it back takes a request longer than all else about its line.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: list[str] = []
+        self._is_closed = False
+        self._waiting = threading.Event()
+        threading.Thread(target=self._write_bursts, name="logs", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record; logging holds this handler's lock."""
+        try:
+            self._lines.append(self.format(record))
+            if record.levelno > logging.INFO or "span" not in record.__dict__:
+                self.flush()
+            elif not self._waiting.is_set():
+                self._waiting.set()
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._guard():
+            if self._lines:
+                lines, self._lines = self._lines, []
+                self._stream.write("\n".join([*lines, ""]))
+                self._stream.flush()
+
+    def close(self) -> None:
+        """Write what waits, and end the thread."""
+        self._is_closed = True
+        self._waiting.set()
+        self.flush()
+        super().close()
+
+    def _guard(self) -> AbstractContextManager[object]:
+        return self.lock or nullcontext()
+
+    def _write_bursts(self) -> None:
+        while self._waiting.wait() and not self._is_closed:
+            time.sleep(BURST_SECONDS)
+            self._waiting.clear()
+            with suppress(OSError, ValueError):  # nobody reads any more; the next line that is no burst's will say so
+                self.flush()
+
+
+def timestamp(seconds: float) -> str:
+    """Return seconds since 1970 as `2026-11-30T12:00:00.123456Z`."""
+    whole = int(seconds)
+    return f"{_whole_second(whole)}.{int((seconds - whole) * 1e6):06d}Z"
+
+
+@lru_cache(maxsize=2)
+def _whole_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def configure(level: str, *, json_output: bool, disable_spans: bool, stream: TextIO | None = None) -> None:
     """Send all records to stdout (or `stream`); replaces what was configured before."""
-    handler = logging.StreamHandler(stream or sys.stdout)
+    handler = BurstHandler(stream or sys.stdout)
     handler.setFormatter(JsonFormatter(with_spans=not disable_spans) if json_output else HumanFormatter())
-    logging.getLogger().handlers[:] = [handler]
+    root = logging.getLogger()
+    for replaced in root.handlers:
+        if isinstance(replaced, BurstHandler):
+            replaced.close()
+    root.handlers[:] = [handler]
     for name, number in parse_levels(level).items():
         logging.getLogger(name).setLevel(number)
     logging.captureWarnings(True)
+    # nobody reads these, and each record would pay for them
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
-def _base(record: logging.LogRecord) -> dict[str, object]:
-    return {
-        "timestamp": datetime.fromtimestamp(record.created, UTC)
-        .isoformat(timespec="microseconds")
-        .replace("+00:00", "Z"),
-        "level": "WARN" if record.levelno == logging.WARNING else record.levelname,
-        "message": record.getMessage(),
-        "target": record.name,
-        "filename": record.filename,
-        "line_number": record.lineno,
-    }
-
-
-def _extra(record: logging.LogRecord) -> dict[str, object]:
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}

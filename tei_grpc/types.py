@@ -75,10 +75,16 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """How the caller waits: for a permit or not, and until when (CLOCK_MONOTONIC, ns)."""
+    """How the caller waits: for a permit or not, and until when (CLOCK_MONOTONIC, ns); and how to find the call again.
+
+    `traceparent` and `tracestate` are the caller's W3C trace context, as it came.
+    """
 
     waits: bool = False
     deadline_ns: int | None = None
+    request_id: str = ""
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,7 @@ class Encoding:
     input_ids: Ints  # [length]
     token_type_ids: Ints | None = None  # [length]
     prompt_tokens: int = 0  # leading tokens that pooling leaves out
+    is_cut: bool = False  # there was more of the input
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,7 @@ class Output(NamedTuple):
     arrays: tuple[NDArray[Any], ...]
     queue_ns: int
     inference_ns: int
+    batch_size: int = 1  # entries that ran together
 
 
 class Failure(NamedTuple):
@@ -157,6 +165,7 @@ class Metadata:
     tokenization_time_ns: int
     queue_time_ns: int
     inference_time_ns: int
+    batch_size: int = 1  # inputs that ran together; not part of the contract
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +253,10 @@ class Info:
     embeds: bool  # answers Embed (some models only with normalize off)
     embeds_sparse: bool
     embeds_all: bool
+    hidden_size: int  # values of a token vector
     prompts: Mapping[str, str] = field(default_factory=dict)
+    pooling: Sequence[Pooling] = ()  # concatenated
+    modules: Sequence[str] = ()  # after pooling
 
 
 @dataclass(frozen=True, slots=True)

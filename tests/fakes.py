@@ -48,6 +48,7 @@ class FakeRunner:
         self.running = threading.Event()
         self.answer: Callable[[Entry], Arrays | TeiError] = answer
         self.batches: list[list[Entry]] = []
+        self.recoveries = 0
 
     def warm_up(self) -> None:
         """Nothing to warm."""

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from tei_grpc.errors import StartupError
 from tei_grpc.layers.activation import Activation, activation
 from tei_grpc.layers.linear import Linear
-from tei_grpc.loading.sentence_transformers import Module
+from tei_grpc.loading.sentence_transformers import SCORES, Module
 from tei_grpc.loading.weights import Checkpoint, Names, load_weights
 
+PLACES = {"module_input_name": ("sentence_embedding",), "module_output_name": ("sentence_embedding", SCORES)}
 DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"  # sentence-transformers' own, when the file names none
 
 
@@ -53,6 +54,7 @@ def load_modules(modules: Sequence[Module]) -> nn.Sequential:
 
 
 def _load(module: Module) -> nn.Module:
+    _check_place(module)
     try:
         with torch.device("meta"):
             built = _TYPES[module.type](module.config)
@@ -60,6 +62,15 @@ def _load(module: Module) -> nn.Module:
         raise StartupError(f"module {module.type} in {module.folder} is not supported, or lacks {error}") from error
     load_weights(built, Checkpoint(module.folder), Names(), dtype=torch.float32)
     return built
+
+
+def _check_place(module: Module) -> None:
+    """Modules may also read and write other things than the pooled vector, which nothing here would look at."""
+    for key, known in PLACES.items():
+        if module.config.get(key) not in (None, *known):
+            raise StartupError(
+                f"module {module.type} in {module.folder}: `{key}` {module.config[key]!r} is not supported"
+            )
 
 
 def _activation(config: Mapping[str, Any]) -> Activation:

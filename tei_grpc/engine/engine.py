@@ -12,13 +12,14 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine import finish, validation
 from tei_grpc.engine.device import Device
 from tei_grpc.engine.info import describe
-from tei_grpc.engine.request import Request
+from tei_grpc.engine.request import Books, Request
 from tei_grpc.engine.reranking import Answer, Reranking, all_in_order
 from tei_grpc.engine.tokenizer import Tokenizer
 from tei_grpc.errors import DeadlineError, UnavailableError
 from tei_grpc.loading import hub
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
 from tei_grpc.metrics import Metrics
+from tei_grpc.traces import Traces
 from tei_grpc.types import (
     Caller,
     EmbedAllResult,
@@ -59,9 +60,16 @@ class Engine:
     queue. To be used from one event loop.
     """
 
-    def __init__(self, config: EngineConfig, device: Device | None = None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        device: Device | None = None,
+        metrics: Metrics | None = None,
+        traces: Traces | None = None,
+    ) -> None:
         self.config = config
         self.metrics = metrics or Metrics()
+        self._books = Books(self.metrics, traces)
         self.state = State.LOADING
         self._device = device
         self._loaded: Loaded | None = None
@@ -89,6 +97,7 @@ class Engine:
         facts = await self._device.start(self._deliver, self._follow_device)
         self._loaded = Loaded(model, tokenizer, self._device, facts)
         self.info = describe(self.config, model, facts, sha=checkpoint.sha, tokenization_workers=tokenizer.workers)
+        self.metrics.describe(self.info)
         self._set_state(State.SERVING)
 
     async def stop(self) -> None:
@@ -112,7 +121,7 @@ class Engine:
         self, input: Input | str, *, normalize: bool = True, dimensions: int | None = None, caller: Caller = UNARY
     ) -> EmbedResult:
         """One pooled vector [dimensions], float32; of unit length if `normalize`."""
-        with Request(self.metrics, caller) as request:
+        with self._request(caller, Kind.EMBED) as request:
             loaded = self._checked()
             input = _input(input)
             validation.check_kind(loaded.model, Kind.EMBED, normalize=normalize)
@@ -125,7 +134,7 @@ class Engine:
 
     async def embed_all(self, input: Input | str, *, caller: Caller = UNARY) -> EmbedAllResult:
         """One vector per token [tokens, hidden], float32; special tokens included, never normalized."""
-        with Request(self.metrics, caller) as request:
+        with self._request(caller, Kind.EMBED_ALL) as request:
             loaded = self._checked()
             input = _input(input)
             validation.check_kind(loaded.model, Kind.EMBED_ALL)
@@ -136,7 +145,7 @@ class Engine:
 
     async def embed_sparse(self, input: Input | str, *, caller: Caller = UNARY) -> EmbedSparseResult:
         """The non-zero entries of one vocabulary-sized vector."""
-        with Request(self.metrics, caller) as request:
+        with self._request(caller, Kind.EMBED_SPARSE) as request:
             loaded = self._checked()
             input = _input(input)
             validation.check_kind(loaded.model, Kind.EMBED_SPARSE)
@@ -150,7 +159,7 @@ class Engine:
         self, texts: str | Sequence[str], *, scoring: Scoring = SCORING, caller: Caller = UNARY
     ) -> PredictResult:
         """Every label with its score, best first, for a text or a pair of texts."""
-        with Request(self.metrics, caller) as request:
+        with self._request(caller, Kind.PREDICT) as request:
             loaded = self._checked()
             texts = (texts,) if isinstance(texts, str) else texts
             validation.check_arity(texts)
@@ -185,7 +194,7 @@ class Engine:
         waiting = replace(caller, waits=True)
         return Reranking(
             loaded.model,
-            Request(self.metrics, caller, "batch"),
+            self._request(caller, "rerank", "batch"),
             lambda input: self._answer(loaded, Kind.PREDICT, input, waiting),
         )
 
@@ -202,6 +211,9 @@ class Engine:
         loaded = self._checked()
         validation.check_ids(ids)
         return await loaded.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _request(self, caller: Caller, kind: str, method: str | None = None) -> Request:
+        return Request(self._books, caller, kind, method)
 
     def _checked(self) -> Loaded:
         if self._loaded is None:
@@ -220,7 +232,7 @@ class Engine:
             encoding = await loaded.tokenizer.encode(input)
             queued = time.monotonic_ns()
             _check_deadline(caller, queued)
-            self.metrics.input_length(len(encoding.input_ids))
+            self.metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
             output = await self._infer(loaded.device, _entry(next(self._ids), kind, encoding, caller, queued))
             metadata = _metadata(input, encoding, output, started, queued)
             self.metrics.input_succeeded(kind, metadata)
@@ -294,4 +306,5 @@ def _metadata(input: Input, encoding: Encoding, output: Output, started: int, qu
         tokenization_time_ns=queued - started,
         queue_time_ns=output.queue_ns,
         inference_time_ns=output.inference_ns,
+        batch_size=output.batch_size,
     )

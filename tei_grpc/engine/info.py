@@ -10,7 +10,7 @@ def describe(
 ) -> Info:
     """The limits in force, and which kinds of request the model answers."""
     embedding = model.kind is ModelType.EMBEDDING
-    splade = model.pooling is Pooling.SPLADE
+    splade = Pooling.SPLADE in model.pooling
     return Info(
         model_id=config.model_id,
         model_sha=sha,
@@ -25,8 +25,10 @@ def describe(
         max_client_batch_size=config.max_client_batch_size,
         tokenization_workers=tokenization_workers,
         embeds=embedding,
-        embeds_sparse=splade,
+        embeds_sparse=splade or model.token_heads.lexical is not None,
         embeds_all=embedding and not splade,
         hidden_size=facts.hidden_size,
         prompts=model.prompts,
+        pooling=model.pooling,
+        modules=tuple(module.type for module in model.modules),
     )

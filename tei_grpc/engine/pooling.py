@@ -23,14 +23,15 @@ class Span:
         return min(self.start + self.prompt, self.stop)
 
 
-def pool(hidden: Tensor, spans: Sequence[Span], pooling: Pooling) -> Tensor:
-    """One vector per span: [tokens, hidden] -> float32 [spans, hidden], not normalised.
+def pool(hidden: Tensor, spans: Sequence[Span], pooling: Sequence[Pooling]) -> Tensor:
+    """One vector per span, of the modes side by side: [tokens, hidden] -> float32 [spans, modes * hidden].
 
     Prompt tokens are left out as sentence-transformers does with `include_prompt: false`: the first token that is not
     the prompt's stands for cls; means do not count the prompt; weights still count positions from the text's start.
-    A text that is all prompt gives zeros, or its first token for cls and its last one for last-token.
+    A text that is all prompt gives zeros, or its first token for cls and its last one for last-token. Nothing is
+    normalised.
     """
-    return _POOLERS[pooling](hidden, spans)
+    return torch.cat([_POOLERS[mode](hidden, spans) for mode in pooling], dim=1)
 
 
 def _cls(hidden: Tensor, spans: Sequence[Span]) -> Tensor:

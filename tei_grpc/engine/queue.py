@@ -25,6 +25,11 @@ class Admission:
         self._reserved = permits // 4
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    @property
+    def in_use(self) -> int:
+        """Permits that are taken."""
+        return self.permits - self.free
+
     def admit(self, *, waits: bool) -> Awaitable[None] | None:
         """Take a permit now (None), or by awaiting the returned object. Raises OverloadedError."""
         if not waits:

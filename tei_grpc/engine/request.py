@@ -1,16 +1,26 @@
-"""Keeps the books of one request: it ends as exactly one of success, failure or dropped, in metrics and in the log."""
+"""Keeps the books of one request: it ends as exactly one of success, failure or dropped, in metrics, log and traces."""
 
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from tei_grpc.errors import DeadlineError, ErrorKind, InferenceError, TeiError
 from tei_grpc.metrics import Metrics
+from tei_grpc.traces import AnsweredInput, EndedRequest, Traces
 from tei_grpc.types import Caller, Metadata
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Where requests are written down."""
+
+    metrics: Metrics
+    traces: Traces | None = None
 
 
 class Request:
@@ -20,41 +30,69 @@ class Request:
     caller gets a status.
     """
 
-    def __init__(self, metrics: Metrics, caller: Caller, method: str | None = None) -> None:
-        self._metrics = metrics
+    def __init__(self, books: Books, caller: Caller, kind: str, method: str | None = None) -> None:
+        """Take `kind` as the name of what was asked for: a Kind, or "rerank"."""
+        self._metrics = books.metrics
+        self._traces = books.traces
         self._caller = caller
+        self._kind = kind
         self._method = method or ("stream" if caller.waits else "single")
+        self._inputs: list[AnsweredInput] = []
 
     def __enter__(self) -> Self:
         self._metrics.request_started(self._method)
+        if self._traces is not None:
+            self._started_ns = time.time_ns()
         return self
+
+    def answer_input(self, metadata: Metadata) -> None:
+        """One of several inputs has its answer."""
+        if self._traces is not None:
+            self._inputs.append(AnsweredInput(time.time_ns(), metadata))
 
     def succeed(self, metadata: Metadata) -> None:
         """The answer is on its way."""
         self._metrics.request_succeeded(self._method, metadata)
         if logger.isEnabledFor(logging.INFO):
-            logger.info("Success", extra={"span": _fields(metadata)})
+            logger.info("Success", extra={"span": self._span() | _fields(metadata)})
+        if self._traces is not None and not self._inputs:
+            self.answer_input(metadata)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            return
+        ending = None if error is None else self._enter_error(error)
+        if self._traces is not None:
+            self._traces.record(
+                EndedRequest(self._kind, self._method, self._caller, self._started_ns, self._inputs, ending)
+            )
+        if isinstance(error, asyncio.CancelledError) and ending == ErrorKind.INFERENCE:
+            failure = InferenceError("Inference failed")
+            failure.is_counted = True
+            raise failure from None
+
+    def _enter_error(self, error: BaseException) -> str:
+        """Count what the request ended with; return the kind of error, or the reason why it was dropped."""
         if isinstance(error, asyncio.CancelledError):
             if not _task_is_cancelled():
-                self._fail(ErrorKind.INFERENCE, "cancelled inside the server")
-                raise InferenceError("Inference failed") from None
-            self._metrics.request_dropped("expired" if self._is_expired() else "cancelled")
-        elif isinstance(error, DeadlineError):
-            self._metrics.request_dropped("expired")
-        elif isinstance(error, TeiError):
-            self._fail(error.kind, error.message)
-        else:
-            self._fail(ErrorKind.INFERENCE, type(error).__name__)
+                return self._fail(ErrorKind.INFERENCE, "cancelled inside the server")
+            return self._drop("expired" if self._is_expired() else "cancelled")
+        if not isinstance(error, TeiError):
+            return self._fail(ErrorKind.INFERENCE, type(error).__name__)
+        error.is_counted = True
+        return self._drop("expired") if isinstance(error, DeadlineError) else self._fail(error.kind, error.message)
 
-    def _fail(self, kind: ErrorKind, message: str) -> None:
-        self._metrics.request_failed(kind.value)
-        logger.error("%s", message)
+    def _drop(self, reason: str) -> str:
+        self._metrics.request_dropped(self._method, reason)
+        return reason
+
+    def _fail(self, kind: ErrorKind, message: str) -> str:
+        self._metrics.request_failed(self._method, kind)
+        logger.error("%s", message, extra={"span": self._span()})
+        return kind
+
+    def _span(self) -> dict[str, object]:
+        return {"kind": self._kind, "method": self._method, "request_id": self._caller.request_id}
 
     def _is_expired(self) -> bool:
         return self._caller.deadline_ns is not None and self._caller.deadline_ns <= time.monotonic_ns()

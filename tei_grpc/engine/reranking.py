@@ -52,6 +52,7 @@ class Reranking:
         """The logit of a query (`input.text`) and a text (`input.pair`)."""
         validation.check_input(self._model, input)
         answer = await self._answer(input)
+        self._request.answer_input(answer.metadata)
         return Score(float(answer.output.arrays[0][0]), answer.metadata)
 
     def rank(self, scores: Sequence[Score], *, raw_scores: bool) -> RerankResult:
@@ -59,8 +60,9 @@ class Reranking:
         validation.check_some(scores)
         logits = np.array([score.logit for score in scores], np.float32)
         metadata = summarize([score.metadata for score in scores], time.monotonic_ns() - self._started)
+        result = RerankResult(finish.ranks(logits, raw_scores=raw_scores), metadata)
         self._request.succeed(metadata)
-        return RerankResult(finish.ranks(logits, raw_scores=raw_scores), metadata)
+        return result
 
 
 def summarize(parts: Sequence[Metadata], total_time_ns: int) -> Metadata:

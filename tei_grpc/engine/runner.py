@@ -14,6 +14,7 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.dense import load_modules
 from tei_grpc.engine.pooling import Span, pool, splade
+from tei_grpc.engine.token_heads import ColbertHead, LexicalHead, strongest
 from tei_grpc.errors import InferenceError, ModelTypeError, StartupError, TeiError
 from tei_grpc.layers.experts import ExpertMLP
 from tei_grpc.layers.linear import Linear
@@ -21,10 +22,11 @@ from tei_grpc.layers.packed import PackedInputs, place
 from tei_grpc.layers.precision import Float32
 from tei_grpc.loading.lora import open_checkpoint
 from tei_grpc.loading.model_config import ModelConfig
+from tei_grpc.loading.score_head import ScoredCheckpoint
 from tei_grpc.loading.weights import load_weights
 from tei_grpc.models import Blueprint, Head, Model, find_family
 from tei_grpc.models.generic import Generic, load_generic
-from tei_grpc.types import Batch, Entry, Kind, ModelFacts, Pooling
+from tei_grpc.types import Batch, Entry, Kind, ModelFacts, ModelType, Pooling
 
 Arrays = tuple[NDArray[np.generic], ...]
 Answer = Arrays | TeiError
@@ -69,7 +71,7 @@ class Runner:
         self._model = _load_model(model, config, getattr(torch, dtype))
         self._modules = load_modules(model.modules)
         self._logits_rows = max(1, LOGITS_BYTES // (4 * model.hf_config["vocab_size"]))
-        self._answerers = self._answerers_by_kind(model.pooling)
+        self._answerers = self._answerers_by_kind(model)
         self._max_input_length = model.max_input_length
         self._is_narrow = dtype != "float32"
         self.recoveries = 0  # inputs that 16-bit numbers were too small for, answered in float32
@@ -108,7 +110,7 @@ class Runner:
         return answers
 
     def _run(self, batch: Batch) -> list[Answer]:
-        inputs = place(batch, self._device)
+        inputs = place(batch, self._device, rounded=self._device.type == "cpu" and self._model.optimized)
         encoded = Encoded(self._model.encode(inputs), inputs, batch.entries)
         answers: dict[int, Answer] = {}
         for kind, rows in _rows_by_kind(batch.entries).items():
@@ -125,21 +127,33 @@ class Runner:
         return answer
 
     def _embedding_size(self, model: ModelConfig) -> int:
-        if model.pooling is Pooling.SPLADE:
+        if Pooling.SPLADE in model.pooling:
             return int(model.hf_config["vocab_size"])
         try:
-            return int(self._modules(torch.zeros(1, self._model.hidden_size)).shape[1])
+            pooled = torch.zeros(1, self._model.hidden_size * max(1, len(model.pooling)))
+            return int(self._modules(pooled).shape[1])
         except RuntimeError as error:
             raise StartupError(f"the modules after pooling do not fit together: {error}") from error
 
-    def _answerers_by_kind(self, pooling: Pooling | None) -> Mapping[Kind, Answerer]:
-        if pooling is None:
+    def _answerers_by_kind(self, model: ModelConfig) -> Mapping[Kind, Answerer]:
+        pooling, heads, hidden = model.pooling, model.token_heads, self._model.hidden_size
+        if not pooling:
             return {Kind.PREDICT: self._predict}
-        if pooling is Pooling.SPLADE:
+        if Pooling.SPLADE in pooling:
             return {Kind.EMBED_SPARSE: self._embed_sparse, Kind.EMBED: self._embed_vocabulary}
-        return {Kind.EMBED: partial(self._embed, pooling), Kind.EMBED_ALL: _embed_all}
+        pooled = partial(self._embed, pooling)
+        if model.kind is not ModelType.EMBEDDING:
+            return {Kind.PREDICT: pooled}
+        answerers: dict[Kind, Answerer] = {Kind.EMBED: pooled, Kind.EMBED_ALL: _embed_all}
+        if heads.lexical:
+            answerers[Kind.EMBED_SPARSE] = partial(
+                _embed_lexical, LexicalHead(heads.lexical, hidden), heads.dropped_ids
+            )
+        if heads.colbert:
+            answerers[Kind.EMBED_ALL] = partial(_embed_all, head=ColbertHead(heads.colbert, hidden))
+        return answerers
 
-    def _embed(self, pooling: Pooling, encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
+    def _embed(self, pooling: Sequence[Pooling], encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
         pooled = pool(encoded.hidden, encoded.spans(rows), pooling)
         vectors = self._modules(self._model.after_pooling(pooled))
         return (_finite(vector) for vector in vectors)
@@ -158,8 +172,18 @@ class Runner:
         return splade(encoded.hidden, encoded.spans(rows), self._model.vocabulary_logits, self._logits_rows)
 
 
-def _embed_all(encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
-    return (_finite(encoded.hidden[span.start : span.stop]) for span in encoded.spans(rows))
+def _embed_all(encoded: Encoded, rows: Sequence[int], head: ColbertHead | None = None) -> Iterator[Answer]:
+    texts = (encoded.hidden[span.start : span.stop] for span in encoded.spans(rows))
+    return (_finite(head(text) if head else text) for text in texts)
+
+
+def _embed_lexical(
+    head: LexicalHead, dropped: frozenset[int], encoded: Encoded, rows: Sequence[int]
+) -> Iterator[Answer]:
+    for row, span in zip(rows, encoded.spans(rows), strict=True):
+        weights = _finite(head(encoded.hidden[span.start : span.stop]))
+        ids = encoded.entries[row].input_ids
+        yield weights if isinstance(weights, TeiError) else strongest(ids, weights[0].astype(np.float32), dropped)
 
 
 def _refuse(encoded: Encoded, rows: Sequence[int]) -> Iterator[Answer]:
@@ -205,6 +229,8 @@ def _load_model(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) ->
 def _load_generic(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> Model:
     if config.lora_task is not None:
         raise StartupError("`--lora-task` is not supported on the generic path")
+    if model.score_tokens is not None:
+        raise StartupError(f"scoring pairs by tokens is not supported for `model_type` {model.model_type}")
     head = _head(model, Generic)
     generic = load_generic(model.folder, Blueprint(model.hf_config, head, len(model.labels), frozenset()), dtype)
     reason = "`--force-generic`" if config.force_generic else "no family of ours serves it"
@@ -216,6 +242,8 @@ def _load_generic(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) 
 def _load_family(family: type[Model], model: ModelConfig, lora_task: str | None, dtype: torch.dtype) -> Model:
     config = {**model.hf_config, "model_type": model.model_type}
     checkpoint = open_checkpoint(model.folder, model.hf_config, lora_task)
+    if model.score_tokens is not None:
+        checkpoint = ScoredCheckpoint(checkpoint, model.score_tokens, config)
     tensors = frozenset(family.names.plain(name) for name in checkpoint.names())
     try:
         with torch.device("meta"):
@@ -231,7 +259,7 @@ def _load_family(family: type[Model], model: ModelConfig, lora_task: str | None,
 
 def _head(model: ModelConfig, family: type[Model]) -> Head:
     head = Head.NONE if model.pooling else Head.CLASSIFICATION
-    if model.pooling is Pooling.SPLADE:
+    if Pooling.SPLADE in model.pooling:
         head = Head.MASKED_LM
     if head not in family.heads:
         raise StartupError(f"{head} is not supported for `model_type` {model.model_type}")

@@ -2,19 +2,24 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import validation
-from tei_grpc.errors import StartupError, TeiError, TokenizationError
+from tei_grpc.engine.templating import encode_pair
+from tei_grpc.errors import TeiError, TokenizationError
+from tei_grpc.loading.chat_template import PairTemplate
 from tei_grpc.loading.model_config import ModelConfig
+from tei_grpc.loading.tokenizer_files import read_tokenizer
 from tei_grpc.types import Encoding, Input, SimpleToken, TruncationDirection
 
 T = TypeVar("T")
@@ -32,7 +37,7 @@ class Tokenizer:
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
         self.workers = config.tokenization_workers or min(max((os.cpu_count() or 1) - 1, 1), MAX_WORKERS)
         self._model = model
-        self._tokenizer = load(model.folder)
+        self._tokenizer = load(model.folder, model.hf_config)
         self._tokenizer.encode_special_tokens = config.split_special_tokens
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenizer")
 
@@ -64,11 +69,13 @@ class Tokenizer:
             raise TokenizationError("tokenizer error: the input could not be tokenized") from error
 
     def _encode(self, input: Input) -> Encoding:
+        if self._model.template is not None and input.pair is not None:
+            return self._encode_templated(self._model.template, input)
         prompt = "" if input.pair is not None else validation.resolve_prompt(self._model, input.prompt_name)
         text, pair = self._cut(input)
         first = self._tokenizer.encode(self._cased(prompt + text), add_special_tokens=False)
         second = None if pair is None else self._tokenizer.encode(self._cased(pair), add_special_tokens=False)
-        limit, whole = self._model.max_input_length, len(first)
+        limit, whole, tokens = self._model.max_input_length, len(first), _tokens(first, second)
         if input.truncate:
             truncate(self._tokenizer, first, second, limit, input.truncation_direction)
         encoding = self._tokenizer.post_process(first, second)
@@ -76,9 +83,19 @@ class Tokenizer:
         cut_in_front = whole - len(first) if input.truncation_direction is TruncationDirection.LEFT else 0
         return Encoding(
             np.array(encoding.ids, np.int32),
-            None if second is None else np.array(encoding.type_ids, np.int32),
+            type_ids(encoding),
             0 if self._model.include_prompt or not prompt else max(0, self._prompt_tokens(prompt) - cut_in_front),
+            is_cut=(text, pair) != (input.text, input.pair) or _tokens(first, second) < tokens,
         )
+
+    def _encode_templated(self, template: PairTemplate, input: Input) -> Encoding:
+        limit = self._model.max_input_length
+        chars = validation.max_chars(limit)
+        validation.check_chars(len(input.text), limit)
+        document = cut(input.pair or "", chars, input.truncation_direction)
+        encoding = encode_pair(self._tokenizer, template, replace(input, pair=document), limit)
+        validation.check_tokens(len(encoding.input_ids), limit)
+        return replace(encoding, is_cut=encoding.is_cut or document != input.pair)
 
     def _cased(self, text: str) -> str:
         return text.lower() if self._model.lower_case else text
@@ -105,19 +122,22 @@ class Tokenizer:
         return list(simple_tokens(self._tokenizer, encoding, source))
 
 
-def load(folder: Path) -> tokenizers.Tokenizer:
-    """tokenizer.json of `folder`, its own truncation and padding switched off. Raises StartupError."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        raise StartupError(f"`tokenizer.json` not found in `{folder}`")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:
-        version = tokenizers.__version__
-        raise StartupError(f"`{file}` cannot be read by tokenizers {version}: {error}") from error
+def load(folder: Path, hf_config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer of `folder`, its own truncation and padding switched off. Raises StartupError."""
+    tokenizer = read_tokenizer(folder, hf_config)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def type_ids(encoding: tokenizers.Encoding) -> NDArray[np.int32] | None:
+    """The tokens' types; None when all are 0. A single text may have others: Funnel's first token is of type 2."""
+    types = encoding.type_ids
+    return np.array(types, np.int32) if any(types) else None
+
+
+def _tokens(first: tokenizers.Encoding, second: tokenizers.Encoding | None) -> int:
+    return len(first) + (0 if second is None else len(second))
 
 
 def truncate(
@@ -131,9 +151,20 @@ def truncate(
     room = max(0, limit - tokenizer.num_special_tokens_to_add(second is not None))
     side: Literal["left", "right"] = direction.value
     keep_first, keep_second = longest_first(len(first), len(second) if second is not None else 0, room)
-    first.truncate(keep_first, direction=side)
+    keep(first, keep_first, side)
     if second is not None:
-        second.truncate(keep_second, direction=side)
+        keep(second, keep_second, side)
+
+
+def keep(encoding: tokenizers.Encoding, tokens: int, side: Literal["left", "right"]) -> None:
+    """Cut, in place, so that the library remembers one piece of what it cut off.
+
+    It keeps all that is cut off, in pieces as long as what stays, and joins every piece of the one text of a pair with
+    every piece of the other: seconds and gigabytes for two long texts. A second cut forgets the pieces of the first.
+    """
+    if tokens > 0:  # where nothing stays, all is one piece anyway
+        encoding.truncate(tokens + 1, direction=side)
+    encoding.truncate(tokens, direction=side)
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:

@@ -89,9 +89,9 @@ def check_kind(model: ModelConfig, kind: Kind, *, normalize: bool = False) -> No
         if model.kind is ModelType.EMBEDDING:
             raise ModelTypeError("Backend error: Model is not a classifier model")
         return
-    splade = model.pooling is Pooling.SPLADE
+    splade = Pooling.SPLADE in model.pooling
     if kind is Kind.EMBED_SPARSE:
-        if not splade:
+        if not splade and model.token_heads.lexical is None:
             raise ModelTypeError("Backend error: Model is not an embedding model with SPLADE pooling")
         return
     if splade and kind is Kind.EMBED_ALL:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,7 +22,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
+KERNEL_CACHES = (
+    "LRU_CACHE_CAPACITY",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+)  # torch's and oneDNN's own, of the same kernels
+KERNELS_KEPT = "256"  # of about a megabyte each; by default 1024
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
 
 
@@ -37,6 +44,8 @@ class Worker:
         self._thread = threading.Thread(target=self._main, name="device", daemon=True)
         self._running: Sequence[Entry] = ()
         self._healthy = True
+        metrics.watch_queue(lambda: len(self._queue))
+        metrics.watch_permits(lambda: self._admission.in_use, permits=config.max_concurrent_requests)
 
     async def start(self, deliver: Deliver, on_state: Callable[[bool], None]) -> ModelFacts:
         """See Device."""
@@ -59,12 +68,10 @@ class Worker:
         """See Device."""
         if not self._queue.put(entry):
             raise UnavailableError(GONE)
-        self._metrics.queue_size(len(self._queue))
 
     def cancel(self, entry_id: int) -> None:
         """See Device."""
-        if self._queue.cancel(entry_id):
-            self._metrics.queue_size(len(self._queue))
+        self._queue.cancel(entry_id)
 
     async def stop(self) -> None:
         """See Device."""
@@ -96,6 +103,8 @@ class Worker:
         return runner
 
     def _load_runner(self) -> "Runner":
+        for cache in KERNEL_CACHES:  # torch reads them when it is imported
+            os.environ.setdefault(cache, KERNELS_KEPT)
         from tei_grpc.engine.runner import Runner  # torch takes seconds to import: here, not on the event loop
 
         return Runner(self._model, self._config)
@@ -115,7 +124,6 @@ class Worker:
                 if not self._queue.closed:  # nothing has come since the device failed
                     self._check(runner)
                 continue
-            self._metrics.queue_size(len(self._queue))
             self._fail(taken.expired, DeadlineError)
             if taken.batch:
                 self._running = taken.batch
@@ -128,10 +136,7 @@ class Worker:
         When the model runs nothing at all any more, all of them fail at once.
         """
         try:
-            started = time.monotonic_ns()
-            results = runner.run(pack(entries))
-            inference_ns = time.monotonic_ns() - started
-            outputs = [_result(*pair, started, inference_ns) for pair in zip(entries, results, strict=True)]
+            outputs = self._infer(runner, entries)
         except Exception:
             logger.exception("a batch of %d failed", len(entries))
             if not self._check(runner) or len(entries) == 1:
@@ -141,9 +146,26 @@ class Worker:
             self._run(runner, entries[:middle])
             self._run(runner, entries[middle:])
             return
-        self._metrics.batch_formed(len(entries), sum(map(len, entries)))
+        self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=self._config.max_batch_tokens)
         self._call(self._deliver, outputs)
         self._set_healthy(True)
+
+    def _infer(self, runner: "Runner", entries: Sequence[Entry]) -> list[Output | Failure]:
+        """Raises whatever the runner raises."""
+        started, recoveries = time.monotonic_ns(), runner.recoveries
+        try:
+            entries = sorted(entries, key=len)  # texts of equal length run together
+            results = runner.run(pack(entries))
+        finally:
+            inference_ns = time.monotonic_ns() - started
+            self._metrics.batch_ended(inference_ns / NS_PER_S, recoveries=runner.recoveries - recoveries)
+        size = len(entries)
+        return [
+            Failure(entry.id, result)
+            if isinstance(result, TeiError)
+            else Output(entry.id, result, started - entry.queued_ns, inference_ns, size)
+            for entry, result in zip(entries, results, strict=True)
+        ]
 
     def _check(self, runner: "Runner") -> bool:
         """After a failure: does the model still run at all? Health follows the answer."""
@@ -170,12 +192,6 @@ class Worker:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody is left to tell
             logger.debug("event loop closed")
-
-
-def _result(entry: Entry, result: "tuple[object, ...] | TeiError", started: int, inference_ns: int) -> Output | Failure:
-    if isinstance(result, TeiError):
-        return Failure(entry.id, result)
-    return Output(entry.id, result, started - entry.queued_ns, inference_ns)  # type: ignore[arg-type]
 
 
 def _startup_error(error: Exception) -> StartupError:

@@ -1,16 +1,33 @@
-"""Jina v3, in transformers' format and in the original one: RoBERTa's heads on an encoder with rotary positions."""
+"""Jina's XLM-RoBERTa: v3, in transformers' format and in the original one, and the reranker v2.
+
+RoBERTa's heads on an encoder that names its parts as flash-attention does. Positions are rotary, or a table.
+"""
 
 from torch import Tensor, nn
 
 from tei_grpc.layers.activation import activation
-from tei_grpc.layers.embedding import WordAndTypeEmbedding
+from tei_grpc.layers.attention import attention
+from tei_grpc.layers.embedding import Embedding, WordAndTypeEmbedding, positions_after_pad
 from tei_grpc.layers.heads import ClassificationHead, RobertaLMHead
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.mlp import MLP
 from tei_grpc.layers.packed import PackedInputs
-from tei_grpc.layers.rotary import Rotation, read_rope, rotary_attention
+from tei_grpc.layers.rotary import Rope, Rotation, read_rope, rotary_attention
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
+
+
+class PositionedEmbedding(WordAndTypeEmbedding):
+    """word + token type + position, counted as RoBERTa does."""
+
+    def __init__(self, config: HfConfig) -> None:
+        super().__init__(config["vocab_size"], config["type_vocab_size"], config["hidden_size"])
+        self.position_embeddings = Embedding(config["max_position_embeddings"], config["hidden_size"])
+        self.pad_token_id: int = config["pad_token_id"]
+
+    def forward(self, inputs: PackedInputs) -> Tensor:
+        """[tokens] -> [tokens, hidden]."""
+        return super().forward(inputs).add_(self.position_embeddings(positions_after_pad(inputs, self.pad_token_id)))
 
 
 class Attention(nn.Module):
@@ -23,9 +40,15 @@ class Attention(nn.Module):
         self.Wqkv = Linear(hidden, 3 * hidden)
         self.out_proj = Linear(hidden, hidden)
 
-    def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation) -> Tensor:
+    def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation | None) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        y: Tensor = self.out_proj(rotary_attention(self.Wqkv(x), self.heads, inputs, rotation))
+        states = self.Wqkv(x)
+        if rotation is None:
+            query, key, value = states.view(len(x), 3, self.heads, -1).unbind(1)
+            attended = attention(query, (key, value), inputs, scale=query.shape[2] ** -0.5)
+        else:
+            attended = rotary_attention(states, self.heads, inputs, rotation)
+        y: Tensor = self.out_proj(attended)
         return y
 
 
@@ -39,7 +62,7 @@ class Layer(nn.Module):
         self.mlp = MLP(config["hidden_size"], config["intermediate_size"], activation(config["hidden_act"]))
         self.norm2 = _norm(config)
 
-    def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation) -> Tensor:
+    def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation | None) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         x = self.norm1(self.mixer(x, inputs, rotation).add_(x))
         y: Tensor = self.norm2(self.mlp(x).add_(x))
@@ -49,25 +72,30 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """The stack of layers, which share one rotation."""
 
-    def __init__(self, config: HfConfig) -> None:
+    def __init__(self, config: HfConfig, rope: Rope | None) -> None:
         super().__init__()
-        head_dim = config["hidden_size"] // config["num_attention_heads"]
-        self.rope = read_rope(config, head_dim, theta=config.get("rotary_emb_base") or 20000.0)
+        self.rope = rope
         self.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
 
     def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        rotation = self.rope.rotation(inputs, x.dtype)
+        rotation = self.rope.rotation(inputs, x.dtype) if self.rope else None
         for layer in self.layers:
             x = layer(x, inputs, rotation)
         return x
 
 
-_DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "type_vocab_size": 1}
+_DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-5, "type_vocab_size": 1, "pad_token_id": 1}
+_REMOTE_CONFIG = "XLMRobertaFlashConfig"
 
 
 def _is_rotary(config: HfConfig) -> bool:
     return config.get("position_embedding_type") == "rotary"
+
+
+def _has_table(config: HfConfig) -> bool:
+    named = str((config.get("auto_map") or {}).get("AutoConfig"))
+    return named.endswith(_REMOTE_CONFIG) and not _is_rotary(config)
 
 
 @register("xlm-roberta", matches=_is_rotary)
@@ -87,14 +115,21 @@ class JinaV3(Model):
         config = {**_DEFAULTS, **blueprint.config}
         hidden, vocabulary = config["hidden_size"], config["vocab_size"]
         self.hidden_size = hidden
-        self.embeddings = WordAndTypeEmbedding(vocabulary, config["type_vocab_size"], hidden)
+        self.embeddings = self._embeddings(config)
         self.emb_ln = _norm(config)
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, self._rope(config))
         if blueprint.head is Head.CLASSIFICATION:
             self.classifier = ClassificationHead(hidden, blueprint.labels)
         if blueprint.head is Head.MASKED_LM:
             tied = blueprint.is_tied("lm_head.decoder.weight")
             self.lm_head = RobertaLMHead(hidden, vocabulary, eps=config["layer_norm_eps"], tied=tied)
+
+    def _embeddings(self, config: HfConfig) -> WordAndTypeEmbedding:
+        return WordAndTypeEmbedding(config["vocab_size"], config["type_vocab_size"], config["hidden_size"])
+
+    def _rope(self, config: HfConfig) -> Rope | None:
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        return read_rope(config, head_dim, theta=config.get("rotary_emb_base") or 20000.0)
 
     def encode(self, inputs: PackedInputs) -> Tensor:
         """See `Model`."""
@@ -110,6 +145,17 @@ class JinaV3(Model):
         """See `Model`."""
         logits: Tensor = self.lm_head(hidden, self.embeddings.word_embeddings.weight)
         return logits
+
+
+@register("xlm-roberta", matches=_has_table)
+class JinaRerankerV2(JinaV3):
+    """Jina's reranker v2: XLM-RoBERTa's own position table under the names of v3's parts."""
+
+    def _embeddings(self, config: HfConfig) -> WordAndTypeEmbedding:
+        return PositionedEmbedding(config)
+
+    def _rope(self, config: HfConfig) -> Rope | None:
+        return None
 
 
 def _norm(config: HfConfig) -> nn.LayerNorm:

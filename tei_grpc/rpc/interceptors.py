@@ -8,10 +8,11 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
-from tei_grpc.errors import TeiError, UnauthenticatedError, UnavailableError
+from tei_grpc.errors import TeiError, UnauthenticatedError, UnavailableError, UndecodableError
+from tei_grpc.metrics import Metrics
 from tei_grpc.rpc.calls import RunningCalls
-from tei_grpc.rpc.context import Context
-from tei_grpc.rpc.status import Status, UndecodableError, status_of
+from tei_grpc.rpc.context import Context, current_call, enter_call
+from tei_grpc.rpc.status import Status, status_of
 from tei_grpc.types import State
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -30,10 +31,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Ends every failed call with the status of its error; must be the outermost.
 
     Requests are decoded and unary replies encoded in here, where a failure can be answered without its internals.
+    A call that fails before the engine has heard of it is counted here. If `traced`, trace contexts are read.
     """
 
-    def __init__(self, calls: RunningCalls) -> None:
+    def __init__(self, calls: RunningCalls, metrics: Metrics, *, traced: bool = False) -> None:
         self._calls = calls
+        self._metrics = metrics
+        self._traced = traced
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -44,9 +48,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         decode, encode = _decoder(handler.request_deserializer), _encoder(handler.response_serializer)
         work = _worker(handler, decode, encode)
+        metadata = handler_call_details.invocation_metadata if self._traced else None
+        method = counted_method(handler_call_details.method)
 
         async def behaviour(requests: object, context: Context) -> Any:
-            return await self._answer(work(requests, context), context)
+            enter_call(metadata)
+            return await self._answer(work(requests, context), context, method)
 
         # A unary request is taken as a stream of one: grpc.aio leaves a client that sends none without any status.
         if handler.response_streaming:
@@ -55,27 +62,36 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             )
         return grpc.stream_unary_rpc_method_handler(behaviour, decode if handler.request_streaming else None)
 
-    async def _answer(self, work: Coroutine[Any, Any, Result], context: Context) -> Result:
+    async def _answer(self, work: Coroutine[Any, Any, Result], context: Context, method: str | None) -> Result:
         try:
             with self._calls.running():
                 return await work
         except grpc.aio.BaseError:  # the status is on its way already, or the client is gone
             raise
         except asyncio.CancelledError as error:
-            status = self._status_of_cancellation(error)
+            status = self._fail(self._cause_of(error), method)
         except Exception as error:
-            status = status_of(error)
+            status = self._fail(error, method)
         return await context.abort(*status)
 
-    def _status_of_cancellation(self, error: asyncio.CancelledError) -> Status:
+    def _cause_of(self, cancellation: asyncio.CancelledError) -> BaseException:
         """Tell apart who cancelled: the drain, the client (nobody to answer), or something inside the server."""
         task = asyncio.current_task()
         if task is None or not task.cancelling():
-            return status_of(error)
+            return cancellation
         if not self._calls.are_cut:
-            raise error
+            raise cancellation
         task.uncancel()
-        return status_of(UnavailableError(SHUTTING_DOWN))
+        cause = UnavailableError(SHUTTING_DOWN)
+        cause.is_counted = True  # as dropped, if there was a request
+        return cause
+
+    def _fail(self, error: BaseException, method: str | None) -> Status:
+        """Count a request that failed before the engine could."""
+        if method is not None and isinstance(error, TeiError) and not error.is_counted:
+            self._metrics.request_started(method)
+            self._metrics.request_failed(method, error.kind)
+        return status_of(error, current_call().id)
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
@@ -116,6 +132,15 @@ class StateInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or text is None or is_exempt(handler_call_details.method):
             return handler
         return _refuse(lambda: UnavailableError(text))
+
+
+def counted_method(path: str) -> str | None:
+    """Say as what the metrics count requests of a method (full path); None: not at all."""
+    if path.startswith("/tei.v1.Rerank/"):
+        return "batch"
+    if path.startswith(("/tei.v1.Embed/", "/tei.v1.Predict/")):
+        return "stream" if path.endswith("Stream") else "single"
+    return None
 
 
 def is_exempt(method: str) -> bool:

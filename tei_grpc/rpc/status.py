@@ -1,7 +1,6 @@
 """Errors as gRPC status: one total table from kinds to codes, and a bland INTERNAL for everything else."""
 
 import logging
-import secrets
 from typing import NamedTuple
 
 import grpc
@@ -12,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 CODES: dict[ErrorKind, grpc.StatusCode] = {
     ErrorKind.VALIDATION: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.UNDECODABLE: grpc.StatusCode.INTERNAL,
     ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.MODEL_TYPE: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorKind.TOKENIZATION: grpc.StatusCode.FAILED_PRECONDITION,
@@ -26,10 +26,6 @@ CODES: dict[ErrorKind, grpc.StatusCode] = {
 MAX_TEXT_BYTES = 2048
 
 
-class UndecodableError(Exception):
-    """The request's bytes are no message of the expected type, or there are none; the text is fit for the caller."""
-
-
 class Status(NamedTuple):
     """What the client is told."""
 
@@ -37,15 +33,13 @@ class Status(NamedTuple):
     text: str
 
 
-def status_of(error: BaseException) -> Status:
+def status_of(error: BaseException, call_id: str) -> Status:
     """Return the status for any exception; what is not meant for callers is logged under the id that the text names."""
     if isinstance(error, TeiError):
-        return Status(CODES[error.kind], _shorten(error.message))
-    if isinstance(error, UndecodableError):
-        return Status(grpc.StatusCode.INTERNAL, str(error))
-    error_id = secrets.token_hex(8)
-    logger.error("Internal error, id %s", error_id, exc_info=error)
-    return Status(grpc.StatusCode.INTERNAL, f"Internal error, id {error_id}")
+        text = f"{error.message}, id {call_id}" if error.kind is ErrorKind.INFERENCE else error.message
+        return Status(CODES[error.kind], _shorten(text))
+    logger.error("Internal error, id %s", call_id, exc_info=error)
+    return Status(grpc.StatusCode.INTERNAL, f"Internal error, id {call_id}")
 
 
 def _shorten(text: str) -> str:

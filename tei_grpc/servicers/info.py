@@ -2,7 +2,7 @@
 
 import os
 
-from tei_grpc import __version__
+from tei_grpc import GIT_SHA, __version__
 from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.rpc.context import Context
@@ -15,9 +15,7 @@ MODEL_TYPES = {
 }
 
 
-# Set by the image's build arguments
-GIT_SHA = os.environ.get("TEI_GRPC_GIT_SHA") or None
-DOCKER_LABEL = os.environ.get("TEI_GRPC_DOCKER_LABEL") or None
+DOCKER_LABEL = os.environ.get("TEI_GRPC_DOCKER_LABEL") or None  # set by the image's build arguments
 
 
 class InfoServicer(tei_pb2_grpc.InfoServicer):

@@ -89,6 +89,33 @@ def jina_v3_adapted(folder: Path, *, task: str | None = None) -> nn.Module:
     return adapted
 
 
+def jina_reranker_v2(folder: Path) -> nn.Module:
+    """XLM-RoBERTa under the names of flash-attention's parts; its config has no `model_type`."""
+    options = {"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5, **ONE_LABEL}
+    model = _build(transformers.XLMRobertaForSequenceClassification, options)
+    names = {
+        "embeddings.LayerNorm": "emb_ln",
+        "encoder.layer.": "encoder.layers.",
+        "attention.output.dense": "mixer.out_proj",
+        "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+        "output.LayerNorm": "norm2",
+    }
+    own = {"position_embedding_type": "absolute", "use_flash_attn": True, "num_labels": 1}
+    own["auto_map"] = {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig"}
+    architectures = ["XLMRobertaForSequenceClassification"]
+    _save(model, folder, {**SIZES, **options, **own, "architectures": architectures}, partial(_rename, names))
+    fused: Tensors = load_file(folder / "model.safetensors")
+    for layer in range(SIZES["num_hidden_layers"]):
+        level = f"roberta.encoder.layers.{layer}"
+        for kind in ("weight", "bias"):
+            parts = [fused.pop(f"{level}.attention.self.{part}.{kind}") for part in ("query", "key", "value")]
+            fused[f"{level}.mixer.Wqkv.{kind}"] = torch.cat(parts)
+    save_file(fused, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
 FORMATS: dict[str, Callable[[Path], nn.Module]] = {
     "nomic-own": nomic_own,
     "nomic-own-scaled": partial(nomic_own, trained=8, factor=2.0),

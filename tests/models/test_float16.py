@@ -56,7 +56,9 @@ def test_16_bit_weights_in_float32_equal_transformers_with_the_same_weights(
 
 
 def test_input_that_overflows_float16_is_answered_in_float32(checkpoint: MakeCheckpoint, tmp_path) -> None:
-    folder = scale_token(checkpoint("bert-mean"), tmp_path, 40000.0)  # float16 ends at 65504, less than the sum of the two
+    folder = scale_token(
+        checkpoint("bert-mean"), tmp_path, 40000.0
+    )  # float16 ends at 65504, less than the sum of the two
     loud, quiet = np.array([2, LOUD, LOUD, 3], np.int32), TEXTS[1]
     ((expected,),) = run(load_runner(folder), Kind.EMBED, [loud])
     runner = load_runner(folder, dtype="float16")

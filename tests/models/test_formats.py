@@ -15,7 +15,7 @@ from tei_grpc.models import Blueprint, Head, find_family
 from tei_grpc.types import Kind
 from tests.checkpoints import SIZES
 from tests.models.conftest import MakeCheckpoint
-from tests.models.formats import FORMATS, TASKS, alibaba_new, jina_v3_adapted
+from tests.models.formats import FORMATS, TASKS, alibaba_new, jina_reranker_v2, jina_v3_adapted
 from tests.models.runners import load_runner, normalized, random_ids, reference, run
 
 TEXTS = random_ids(1, 2, 7, 8, 9, 16, 33, 70)
@@ -64,6 +64,12 @@ def test_modernbert_reads_the_config_of_transformers_4(checkpoint: MakeCheckpoin
 
 def test_reranker_of_the_format_new_scores_as_gte(tmp_path: Path) -> None:
     expected = reference(alibaba_new(tmp_path, head="ForSequenceClassification"), TEXTS)
+    for (logits,), scores in zip(run(load_runner(tmp_path), Kind.PREDICT, TEXTS), expected, strict=True):
+        np.testing.assert_allclose(logits, scores, atol=1e-5, rtol=0)
+
+
+def test_jina_reranker_v2_scores_as_xlm_roberta(tmp_path: Path) -> None:
+    expected = reference(jina_reranker_v2(tmp_path), TEXTS)
     for (logits,), scores in zip(run(load_runner(tmp_path), Kind.PREDICT, TEXTS), expected, strict=True):
         np.testing.assert_allclose(logits, scores, atol=1e-5, rtol=0)
 

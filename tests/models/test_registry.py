@@ -3,8 +3,7 @@
 import pytest
 
 from tei_grpc import models
-from tei_grpc.errors import StartupError
-from tei_grpc.models import Model, find_family, model_types, register
+from tei_grpc.models import Model, families, find_family, model_types, register
 
 
 @pytest.fixture
@@ -22,10 +21,15 @@ def test_family_is_found_by_model_type(model_type: str, family: str) -> None:
     assert find_family({"model_type": model_type}).__name__ == family
 
 
-@pytest.mark.parametrize("config", [{"model_type": "bart"}, {}])
-def test_unknown_model_type_is_refused_with_those_that_are_known(config: dict[str, str]) -> None:
-    with pytest.raises(StartupError, match=r"is not supported; supported are: .*bert.*xlm-roberta"):
-        find_family(config)
+@pytest.mark.parametrize("config", [{"model_type": "albert"}, {}])
+def test_model_type_without_a_family_is_left_to_the_generic_path(config: dict[str, str]) -> None:
+    assert find_family(config) is None
+
+
+def test_families_are_listed_with_each_model_type_they_serve() -> None:
+    listed = [(name, family.__name__) for name, family in families()]
+    assert {("bert", "Bert"), ("bert", "JinaBert"), ("xlm-roberta", "Roberta")} <= set(listed)
+    assert listed == sorted(listed)
 
 
 def test_family_that_looks_closer_is_preferred(registry: None) -> None:

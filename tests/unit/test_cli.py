@@ -66,6 +66,15 @@ def test_origin_can_be_repeated(served: list[Settings]) -> None:
     assert served[0].cors_allow_origin == ("a", "b")
 
 
+def test_address_can_be_repeated_and_a_wrong_one_is_named(
+    served: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["--model-id", "org/model", "--listen", "127.0.0.1:1", "--listen", "unix:x"])
+    assert served[0].listen == ("127.0.0.1:1", "unix:x")
+    message = error(capsys, "--model-id", "org/model", "--listen", "127.0.0.1:1", "--listen", "x")
+    assert message.endswith("must be HOST:PORT, [HOST]:PORT or unix:PATH, given '127.0.0.1:1, x'\n")
+
+
 def test_environment_gives_options(served: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_ID", "org/model")
     monkeypatch.setenv("PORT", "8080")
@@ -155,6 +164,8 @@ def test_command_that_needs_no_model_loads_no_torch(argv: list[str]) -> None:
         ({"PORT": "80"}, "127.0.0.1:80"),
         ({"PORT": "tcp://10.0.0.1:80"}, "127.0.0.1:3000"),
         ({"UDS_LISTEN": "/run/tei.sock", "PORT": "80"}, "unix:/run/tei.sock"),
+        ({"HEALTH_PORT": "81", "UDS_LISTEN": "/run/tei.sock", "PORT": "80"}, "127.0.0.1:81"),
+        ({"HEALTH_PORT": "tcp://10.0.0.1:81", "PORT": "80"}, "127.0.0.1:80"),
     ],
 )
 def test_probe_asks_the_address_of_the_environment(environ: dict[str, str], address: str) -> None:

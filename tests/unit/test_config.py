@@ -33,6 +33,7 @@ TEI_DEFAULTS = {
     "json_output": False,
     "disable_spans": False,
     "otlp_endpoint": None,
+    "otlp_service_name": "text-embeddings-inference.server",
     "prometheus_port": 9000,
 }
 
@@ -89,7 +90,7 @@ def test_missing_model_names_flag_and_variable() -> None:
         ("port", "http", "integer"),
         ("prometheus_port", "-1", "0"),
         ("max_batch_tokens", "0", "greater than 0"),
-        ("dtype", "float16", "'float32' or 'bfloat16'"),
+        ("dtype", "float8", "'float32', 'float16' or 'bfloat16'"),
         ("pooling", "max", "'cls', 'mean', 'splade' or 'last-token'"),
         ("device", "tpu", "auto, cpu, cuda, cuda:N or mps"),
         ("hostname", "localhost", "IP address"),
@@ -97,6 +98,19 @@ def test_missing_model_names_flag_and_variable() -> None:
         ("max_recv_message_size", "0", "positive, or -1"),
         ("shutdown_grace", "nan", "finite"),
         ("shutdown_delay", "-1", "greater than or equal to 0"),
+        ("health_port", "65536", "65535"),
+        ("listen", "localhost:80", "IP address"),
+        ("listen", "127.0.0.1", "HOST:PORT"),
+        ("listen", "127.0.0.1:65536", "HOST:PORT"),
+        ("listen", "127.0.0.1:-1", "HOST:PORT"),
+        ("listen", "::1:80", "HOST:PORT"),
+        ("listen", ":80", "HOST:PORT"),
+        ("listen", "unix:", "unix:PATH"),
+        ("max_connection_age", "0", "0.001"),
+        ("max_connection_age", "inf", "2000000"),
+        ("max_connection_age", "nan", "2000000"),
+        ("max_connection_age_grace", "-1", "greater than or equal to 0"),
+        ("otlp_endpoint", "localhost:4317", "http://HOST:4317"),
     ],
 )
 def test_refused_value_is_named_with_option_and_limit(name: str, value: str, limit: str) -> None:
@@ -109,11 +123,6 @@ def test_refused_value_is_named_with_option_and_limit(name: str, value: str, lim
 @pytest.mark.parametrize("value", ["auto", "cpu", "cuda", "cuda:1", "mps"])
 def test_devices(value: str) -> None:
     assert load({**MODEL, "device": value}, {})[0].device == value
-
-
-@pytest.mark.parametrize("name", ["dense_path", "otlp_endpoint"])
-def test_option_of_a_later_version_is_refused_with_the_reason(name: str) -> None:
-    assert "not available in this version" in refusal({name: "x"})
 
 
 def test_every_wrong_option_has_a_line_of_its_own() -> None:
@@ -157,12 +166,31 @@ def test_hostname_from_the_environment_counts_when_it_is_an_address(text: str, h
     assert load(MODEL, {"HOSTNAME": text})[0].hostname == hostname
 
 
-@pytest.mark.parametrize("name", ["PORT", "PROMETHEUS_PORT"])
+@pytest.mark.parametrize("name", ["PORT", "HEALTH_PORT", "PROMETHEUS_PORT"])
 def test_address_that_kubernetes_puts_in_a_port_variable_is_ignored_with_a_warning(name: str) -> None:
     settings, warnings = load(MODEL, {name: "tcp://10.0.0.1:9090"})
-    assert (settings.port, settings.prometheus_port) == (3000, 9000)
+    assert (settings.port, settings.health_port, settings.prometheus_port) == (3000, None, 9000)
     assert len(warnings) == 1
     assert name in warnings[0]
+
+
+def test_further_addresses_come_one_by_one_or_separated_by_commas() -> None:
+    addresses = ("127.0.0.1:1", "[::1]:2", "unix:/run/tei.sock")
+    assert load({**MODEL, "listen": list(addresses)}, {})[0].listen == addresses
+    assert load(MODEL, {"LISTEN": ",".join(addresses)})[0].listen == addresses
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"tls_cert": "c"}, "`--tls-cert` needs `--tls-key`, too"),
+        ({"tls_key": "k"}, "`--tls-key` needs `--tls-cert`, too"),
+        ({"tls_client_ca": "a"}, "`--tls-client-ca` needs `--tls-cert`, too"),
+        ({"max_connection_age_grace": "1"}, "`--max-connection-age-grace` needs `--max-connection-age`, too"),
+    ],
+)
+def test_option_that_is_nothing_alone_is_refused(given: dict[str, object], missing: str) -> None:
+    assert refusal(given) == missing
 
 
 def test_bad_stream_window_in_the_environment_means_the_default_with_a_warning() -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -16,6 +17,8 @@ def restored_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.getLogger("tei_test.engine").setLevel(logging.NOTSET)
@@ -52,13 +55,20 @@ def test_warning_is_called_warn_in_json() -> None:
 def test_span_is_shown_alone_and_in_the_list_of_spans() -> None:
     stream = start()
     logging.getLogger("tei_test").info("Success", extra={"span": {"name": "embed"}})
+    flush()
     fields = json.loads(stream.getvalue())
     assert (fields["span"], fields["spans"]) == ({"name": "embed"}, [{"name": "embed"}])
+
+
+def flush() -> None:
+    logging.getLogger().handlers[0].flush()
 
 
 def test_spans_can_be_left_out_of_json() -> None:
     stream = start(disable_spans=True)
     logging.getLogger("tei_test").info("Success", extra={"span": {"name": "embed"}})
+    flush()
+    assert json.loads(stream.getvalue())["message"] == "Success"
     assert "span" not in stream.getvalue()
 
 
@@ -88,6 +98,7 @@ def test_human_line_has_level_target_place_and_fields() -> None:
 def test_human_line_shows_the_fields_of_a_span() -> None:
     stream = start(json_output=False)
     logging.getLogger("tei_test").info("Success", extra={"span": {"name": "embed", "compute_tokens": 7}})
+    flush()
     assert stream.getvalue().endswith(": Success name=embed compute_tokens=7\n")
 
 
@@ -134,3 +145,50 @@ def test_configuring_again_replaces_the_first_output() -> None:
     logging.getLogger("tei_test").info("x")
     assert first.getvalue() == ""
     assert len(second.getvalue().splitlines()) == 1
+
+
+class Writes(io.StringIO):
+    """Counts writes, and says when there was one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.written = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.count += 1
+        self.written.set()
+        return super().write(text)
+
+
+def request_lines(stream: Writes, count: int) -> None:
+    logs.configure("info", json_output=True, disable_spans=False, stream=stream)
+    for number in range(count):
+        logging.getLogger("tei_test").info("Success", extra={"span": {"number": number}})
+
+
+def test_lines_of_requests_are_written_in_bursts_and_soon() -> None:
+    stream = Writes()
+    request_lines(stream, 100)
+    assert stream.written.wait(10)
+    flush()
+    assert stream.count < 10
+    assert [json.loads(line)["span"]["number"] for line in stream.getvalue().splitlines()] == list(range(100))
+
+
+def test_any_other_line_is_written_at_once_and_in_its_place() -> None:
+    stream = Writes()
+    request_lines(stream, 1)
+    logging.getLogger("tei_test").warning("careful")
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["Success", "careful"]
+
+
+def test_end_of_logging_writes_what_waits() -> None:
+    stream = Writes()
+    request_lines(stream, 1)
+    logging.getLogger().handlers[0].close()
+    assert json.loads(stream.getvalue())["message"] == "Success"
+
+
+def test_time_is_utc_with_microseconds() -> None:
+    assert logs.timestamp(1767225599.25) == "2025-12-31T23:59:59.250000Z"

@@ -5,12 +5,15 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 
+import prometheus_client
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tei_grpc import __version__
 from tei_grpc.errors import ErrorKind, StartupError
-from tei_grpc.metrics import Metrics, MetricsListener
-from tei_grpc.types import Kind, Metadata
+from tei_grpc.metrics import Metrics, MetricsListener, instruments
+from tei_grpc.types import Info, Kind, Metadata, ModelType
 
 METADATA = Metadata(
     compute_chars=4,
@@ -19,6 +22,25 @@ METADATA = Metadata(
     tokenization_time_ns=1_000_000,
     queue_time_ns=2_000_000,
     inference_time_ns=500_000,
+)
+
+INFO = Info(
+    model_id="org/model",
+    model_sha="abc",
+    model_dtype="float32",
+    model_type=ModelType.EMBEDDING,
+    device="cpu",
+    optimized=True,
+    max_concurrent_requests=512,
+    max_input_length=512,
+    max_batch_tokens=16384,
+    max_batch_requests=None,
+    max_client_batch_size=32,
+    tokenization_workers=1,
+    embeds=True,
+    embeds_sparse=False,
+    embeds_all=True,
+    hidden_size=8,
 )
 
 PARTS = ("duration", "tokenization_duration", "queue_duration", "inference_duration")
@@ -31,12 +53,17 @@ COUNTERS = {
     "te_embed_success",
     "te_predict_count",
     "te_predict_success",
+    "te_request_truncated",
+    "te_runner_busy_seconds",
+    "te_runner_recoveries",
 }
+GAUGES = {"te_queue_size", "te_permits", "te_permits_in_use", "te_build_info"}
 HISTOGRAMS = {
     *(f"te_{group}_{part}" for group in ("request", "embed", "predict") for part in PARTS),
     "te_request_input_length",
     "te_batch_next_size",
     "te_batch_next_tokens",
+    "te_batch_fill",
 }
 
 
@@ -61,20 +88,47 @@ def bounds(metrics: Metrics, name: str) -> list[float]:
 
 
 def test_a_scrape_shows_exactly_the_known_names(metrics: Metrics) -> None:
-    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", metrics.render().decode(), re.MULTILINE))
+    types = dict(re.findall(r"^# TYPE (te_\S+) (\S+)$", metrics.render().decode(), re.MULTILINE))
     expected = dict.fromkeys(COUNTERS, "counter") | dict.fromkeys(HISTOGRAMS, "histogram")
-    assert types == expected | {"te_queue_size": "gauge"}
+    assert types == expected | dict.fromkeys(GAUGES, "gauge")
 
 
 def test_samples_have_no_suffix_but_that_of_a_histogram(metrics: Metrics) -> None:
+    metrics.describe(INFO)
     text = metrics.render().decode()
-    samples = {re.split(r"[ {]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    samples = {re.split(r"[ {]", line)[0] for line in text.splitlines() if line.startswith("te_")}
     parts = {f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum", "count")}
-    assert samples == COUNTERS | parts | {"te_queue_size"}
+    assert samples == COUNTERS | parts | GAUGES
+
+
+def test_process_is_described_under_prometheus_own_names(metrics: Metrics) -> None:
+    assert value(metrics, "process_resident_memory_bytes") > 2**20
+    assert value(metrics, "process_cpu_seconds_total") > 0
+
+
+def test_build_says_what_is_served(metrics: Metrics) -> None:
+    metrics.describe(INFO)
+    labels = f'version="{__version__}",sha="",model_id="org/model",model_sha="abc",dtype="float32",device="cpu"'
+    shown = re.search(r"^te_build_info{(.*)} 1.0$", metrics.render().decode(), re.MULTILINE)
+    assert shown is not None
+    assert sorted(shown[1].split(",")) == sorted(labels.split(","))
 
 
 def test_a_scrape_can_be_parsed(metrics: Metrics) -> None:
-    assert len(list(text_string_to_metric_families(metrics.render().decode()))) == 24
+    names = {family.name for family in text_string_to_metric_families(metrics.render().decode())}
+    assert names >= COUNTERS | HISTOGRAMS | GAUGES
+
+
+def test_histogram_counts_as_that_of_prometheus_client() -> None:
+    values, bounds = [0.5, 1, 1.5, 2, 7], [1.0, 2.0, 4.0]
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    histogram = instruments.Histogram("x", "text", ours, bounds=bounds, per_unit=1000)
+    reference = prometheus_client.Histogram("x", "text", buckets=bounds, registry=theirs)
+    for number in values:
+        histogram.observe(number * 1000)
+        reference.observe(number)
+    expected = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
+    assert generate_latest(ours).decode().splitlines() == expected
 
 
 def test_duration_buckets_grow_by_half_from_15_microseconds(metrics: Metrics) -> None:
@@ -133,25 +187,47 @@ def test_answered_input_records_its_four_times_in_seconds(metrics: Metrics) -> N
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ErrorKind if kind != ErrorKind.STARTUP])
-def test_failure_is_counted_by_kind(metrics: Metrics, kind: ErrorKind) -> None:
-    metrics.request_failed(kind)
-    assert value(metrics, f'te_request_failure{{err="{kind}"}}') == 1
+def test_failure_is_counted_by_kind_and_method(metrics: Metrics, kind: ErrorKind) -> None:
+    metrics.request_failed("stream", kind)
+    assert value(metrics, f'te_request_failure{{err="{kind}",method="stream"}}') == 1
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "expired"])
-def test_dropped_request_is_counted_by_reason(metrics: Metrics, reason: str) -> None:
-    metrics.request_dropped(reason)
-    assert value(metrics, f'te_request_dropped{{reason="{reason}"}}') == 1
+def test_dropped_request_is_counted_by_reason_and_method(metrics: Metrics, reason: str) -> None:
+    metrics.request_dropped("batch", reason)
+    assert value(metrics, f'te_request_dropped{{method="batch",reason="{reason}"}}') == 1
 
 
-def test_batch_queue_and_length(metrics: Metrics) -> None:
-    metrics.batch_formed(3, 40)
-    metrics.queue_size(5)
-    metrics.input_length(8)
+def test_batch_is_recorded_with_its_share_of_the_budget(metrics: Metrics) -> None:
+    metrics.batch_formed(3, 40, budget=100)
     assert value(metrics, "te_batch_next_size_sum") == 3
     assert value(metrics, "te_batch_next_tokens_sum") == 40
-    assert value(metrics, "te_queue_size") == 5
+    assert value(metrics, "te_batch_fill_sum") == pytest.approx(0.4)
+
+
+def test_time_of_the_runner_adds_up(metrics: Metrics) -> None:
+    metrics.batch_ended(0.25, recoveries=0)
+    metrics.batch_ended(0.5, recoveries=2)
+    assert value(metrics, "te_runner_busy_seconds") == 0.75
+    assert value(metrics, "te_runner_recoveries") == 2
+
+
+def test_input_is_recorded_with_its_length_and_whether_it_was_cut(metrics: Metrics) -> None:
+    metrics.input_encoded(8, is_cut=False)
+    metrics.input_encoded(512, is_cut=True)
     assert value(metrics, 'te_request_input_length_bucket{le="8.0"}') == 1
+    assert value(metrics, "te_request_input_length_sum") == 520
+    assert value(metrics, "te_request_truncated") == 1
+
+
+def test_gauges_ask_when_they_are_scraped(metrics: Metrics) -> None:
+    waiting = [1, 2, 3]
+    metrics.watch_queue(lambda: len(waiting))
+    metrics.watch_permits(lambda: 7, permits=512)
+    waiting.pop()
+    assert value(metrics, "te_queue_size") == 2
+    assert value(metrics, "te_permits_in_use") == 7
+    assert value(metrics, "te_permits") == 512
 
 
 def test_two_servers_count_apart() -> None:

@@ -27,7 +27,7 @@ def spans(*lengths: int, prompt: int = 0) -> list[Span]:
     return [Span(stop - length, stop, prompt) for length, stop in zip(lengths, stops, strict=True)]
 
 
-def sentence_transformers(hidden: Tensor, mode: str, prompt: int) -> Tensor:
+def sentence_transformers(hidden: Tensor, mode: str | tuple[str, ...], prompt: int) -> Tensor:
     module = ReferencePooling(hidden.shape[1], mode, include_prompt=False)
     features = {
         "token_embeddings": hidden[None],
@@ -40,36 +40,44 @@ def sentence_transformers(hidden: Tensor, mode: str, prompt: int) -> Tensor:
 @pytest.mark.parametrize("pooling", MODES)
 def test_pooling_equals_sentence_transformers(pooling: Pooling) -> None:
     expected = [sentence_transformers(HIDDEN[s.start : s.stop], MODES[pooling], 0) for s in spans(*LENGTHS)]
-    torch.testing.assert_close(pool(HIDDEN, spans(*LENGTHS), pooling), torch.stack(expected))
+    torch.testing.assert_close(pool(HIDDEN, spans(*LENGTHS), [pooling]), torch.stack(expected))
 
 
 @pytest.mark.parametrize("pooling", MODES)
 def test_prompt_is_left_out_as_in_sentence_transformers(pooling: Pooling) -> None:
     expected = [sentence_transformers(HIDDEN[s.start : s.stop], MODES[pooling], 3) for s in spans(4, 8)]
-    torch.testing.assert_close(pool(HIDDEN, spans(4, 8, prompt=3), pooling), torch.stack(expected))
+    torch.testing.assert_close(pool(HIDDEN, spans(4, 8, prompt=3), [pooling]), torch.stack(expected))
+
+
+@pytest.mark.parametrize("prompt", [0, 3])
+@pytest.mark.parametrize("modes", [(Pooling.CLS, Pooling.MEAN), (Pooling.MEAN, Pooling.CLS), tuple(MODES)])
+def test_several_modes_are_concatenated_as_in_sentence_transformers(modes: tuple[Pooling, ...], prompt: int) -> None:
+    names = tuple(MODES[mode] for mode in modes)
+    expected = [sentence_transformers(HIDDEN[s.start : s.stop], names, prompt) for s in spans(4, 8)]
+    torch.testing.assert_close(pool(HIDDEN, spans(4, 8, prompt=prompt), modes), torch.stack(expected))
 
 
 @pytest.mark.parametrize("pooling", MODES)
 def test_text_that_is_all_prompt_gives_something_finite(pooling: Pooling) -> None:
-    assert pool(HIDDEN, spans(4, 8, prompt=5), pooling).isfinite().all()
+    assert pool(HIDDEN, spans(4, 8, prompt=5), [pooling]).isfinite().all()
 
 
 @pytest.mark.parametrize("pooling", MODES)
 def test_nan_stays_in_its_own_vector(pooling: Pooling) -> None:
     hidden = HIDDEN.clone()
     hidden[4] = torch.nan
-    found = pool(hidden, spans(*LENGTHS), pooling)
+    found = pool(hidden, spans(*LENGTHS), [pooling])
     assert found.isnan().all(dim=1).tolist() == [False, True, False]
 
 
 def test_mean_divides_by_the_texts_own_tokens() -> None:
     hidden = torch.tensor([[1.0, 2], [3, 4], [100, 100], [0, 0], [2, 2]])
-    assert pool(hidden, spans(2, 3), Pooling.MEAN)[0].tolist() == [2, 3]
+    assert pool(hidden, spans(2, 3), [Pooling.MEAN])[0].tolist() == [2, 3]
 
 
 def test_vectors_are_float32_whatever_the_model_runs_in() -> None:
     for pooling in MODES:
-        assert pool(HIDDEN.bfloat16(), spans(*LENGTHS), pooling).dtype == torch.float32
+        assert pool(HIDDEN.bfloat16(), spans(*LENGTHS), [pooling]).dtype == torch.float32
 
 
 def test_splade_is_the_maximum_over_all_tokens() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tei_grpc.engine.request import Request
+from tei_grpc.engine.request import Books, Request
 from tei_grpc.errors import (
     DeadlineError,
     InferenceError,
@@ -18,7 +18,7 @@ from tei_grpc.errors import (
     ValidationError,
 )
 from tei_grpc.metrics import Metrics
-from tei_grpc.types import Caller, Metadata
+from tei_grpc.types import Caller, Kind, Metadata
 from tests.samples import endings, sample
 
 METADATA = Metadata(4, 3, 4_000_000, 1_000_000, 2_000_000, 500_000)
@@ -26,14 +26,14 @@ METADATA = Metadata(4, 3, 4_000_000, 1_000_000, 2_000_000, 500_000)
 
 async def end_with(error: BaseException, caller: Caller | None = None) -> Metrics:
     metrics = Metrics()
-    with pytest.raises(type(error)), Request(metrics, caller or Caller()):
+    with pytest.raises(type(error)), Request(Books(metrics), caller or Caller(), Kind.EMBED):
         raise error
     return metrics
 
 
 async def test_answer_is_a_success():
     metrics = Metrics()
-    with Request(metrics, Caller()) as request:
+    with Request(Books(metrics), Caller(), Kind.EMBED) as request:
         request.succeed(METADATA)
     assert endings(metrics) == {"single": 1}
 
@@ -65,7 +65,7 @@ async def cancelled(caller: Caller) -> Metrics:
     metrics = Metrics()
 
     async def work() -> None:
-        with Request(metrics, caller):
+        with Request(Books(metrics), caller, Kind.EMBED):
             await asyncio.Event().wait()
 
     task = asyncio.ensure_future(work())
@@ -92,7 +92,7 @@ async def test_future_cancelled_inside_the_server_is_an_inference_error():
     metrics = Metrics()
     future = asyncio.get_running_loop().create_future()
     future.cancel()
-    with pytest.raises(InferenceError, match="Inference failed"), Request(metrics, Caller()):
+    with pytest.raises(InferenceError, match="Inference failed"), Request(Books(metrics), Caller(), Kind.EMBED):
         await future
     assert endings(metrics) == {"inference": 1}
 
@@ -103,7 +103,7 @@ async def test_future_cancelled_inside_the_server_is_an_inference_error():
 )
 async def test_request_is_counted_by_how_it_came(caller, method, expected):
     metrics = Metrics()
-    with Request(metrics, caller, method) as request:
+    with Request(Books(metrics), caller, Kind.EMBED, method) as request:
         request.succeed(METADATA)
     assert sample(metrics, "te_request_count_total", method=expected) == 1
     assert endings(metrics) == {expected: 1}

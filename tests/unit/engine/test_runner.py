@@ -118,8 +118,8 @@ def test_other_devices_are_refused(bert: Path) -> None:
 
 
 def test_unsupported_model_type_is_named(own_bert: Path) -> None:
-    edit_config(own_bert, model_type="bart")
-    with pytest.raises(StartupError, match=r"'bart'.*bert.*roberta"):
+    edit_config(own_bert, model_type="nonesuch")
+    with pytest.raises(StartupError, match=r"'nonesuch'.*bert.*roberta"):
         load(own_bert, pooling="mean")
 
 

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.tokenizer import Tokenizer, load, longest_first, truncate
@@ -149,6 +149,15 @@ async def test_truncation_keeps_special_tokens_and_one_end(tmp_path, direction, 
     assert await ids(tokenizer, "a b c d e f g", truncate=True, truncation_direction=direction) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "pair", "is_cut"),
+    [("a b c", None, False), ("a b c d", None, True), ("a", "b", False), ("a", "b c", True), ("a" * 9999, None, True)],
+)
+async def test_encoding_says_whether_it_is_all_of_the_input(tmp_path, text, pair, is_cut):
+    encoding = await short(tmp_path, 5).encode(Input(text, pair, truncate=True))
+    assert encoding.is_cut == is_cut
+
+
 async def test_too_long_text_is_refused_without_truncation(tmp_path):
     with pytest.raises(ValidationError, match="must have less than 5 tokens. Given: 9"):
         await short(tmp_path, 5).encode(Input("a b c d e f g"))
@@ -186,6 +195,16 @@ async def test_pair_has_two_segments(tokenizer):
 
 async def test_single_text_has_no_type_ids(tokenizer):
     assert (await tokenizer.encode(Input("hello"))).token_type_ids is None
+
+
+async def test_single_text_keeps_the_types_that_its_template_gives(tmp_path):
+    folder = folders.embedder(tmp_path)
+    funnel = make_tokenizer()
+    tokens = [("[CLS]", 2), ("[SEP]", 3)]
+    funnel.post_processor = processors.TemplateProcessing(single="[CLS]:2 $A:0 [SEP]:0", special_tokens=tokens)
+    funnel.save(str(folder / "tokenizer.json"))
+    encoding = await tokenizer_of(folder).encode(Input("hello world"))
+    assert encoding.token_type_ids.tolist() == [2, 0, 0, 0]
 
 
 async def test_pair_may_have_an_empty_side(tokenizer):
@@ -347,10 +366,10 @@ def test_number_of_threads_can_be_chosen(tmp_path):
 
 def test_missing_tokenizer_is_named(tmp_path):
     with pytest.raises(StartupError, match=r"`tokenizer.json` not found in"):
-        load(tmp_path)
+        load(tmp_path, {})
 
 
 def test_tokenizer_of_an_unknown_format_names_the_version_of_the_library(tmp_path):
     folders.write_json(tmp_path / "tokenizer.json", {"version": "9.0", "model": {"type": "Unheard"}})
     with pytest.raises(StartupError, match=f"cannot be read by tokenizers {tokenizers.__version__}"):
-        load(tmp_path)
+        load(tmp_path, {})

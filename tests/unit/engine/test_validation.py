@@ -16,12 +16,12 @@ EMBEDDER = ModelConfig(
     architectures=("BertModel",),
     hf_config={},
     kind=ModelType.EMBEDDING,
-    pooling=Pooling.MEAN,
+    pooling=(Pooling.MEAN,),
     max_input_length=8,
 )
-SPLADE = replace(EMBEDDER, pooling=Pooling.SPLADE)
-RERANKER = replace(EMBEDDER, kind=ModelType.RERANKER, pooling=None, labels=("relevance",))
-CLASSIFIER = replace(EMBEDDER, kind=ModelType.CLASSIFIER, pooling=None, labels=("a", "b", "c"))
+SPLADE = replace(EMBEDDER, pooling=(Pooling.SPLADE,))
+RERANKER = replace(EMBEDDER, kind=ModelType.RERANKER, pooling=(), labels=("relevance",))
+CLASSIFIER = replace(EMBEDDER, kind=ModelType.CLASSIFIER, pooling=(), labels=("a", "b", "c"))
 PROMPTED = replace(EMBEDDER, prompts={"query": "query: ", "查询": "查"}, default_prompt="passage: ")
 
 EMPTY = "Input validation error: `inputs` cannot be empty"

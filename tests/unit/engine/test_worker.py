@@ -17,6 +17,7 @@ from tei_grpc.metrics import Metrics
 from tei_grpc.types import Entry, Failure, Kind, Output
 from tests import folders
 from tests.fakes import FakeDevice, FakeRunner, answer, row
+from tests.samples import sample
 
 BAD = 13
 
@@ -370,3 +371,28 @@ async def test_only_one_thread_runs_the_model(device_over):
         await desk.until(lambda: len(desk.results) == 20)
     assert len(threads) == 1
     assert threading.get_ident() not in threads
+
+
+async def test_runner_is_busy_while_it_runs_and_its_recoveries_are_counted(device_over):
+    runner, metrics = FakeRunner(), Metrics()
+
+    def recover(entry: Entry):
+        time.sleep(0.01)
+        runner.recoveries += 1
+        return answer(entry)
+
+    runner.answer = recover
+    async with device_over(runner, metrics) as (device, desk):
+        device.submit(entry(1))
+        await desk.until(lambda: 1 in desk.results)
+        assert sample(metrics, "te_runner_recoveries_total") == 1
+        assert 0.01 <= sample(metrics, "te_runner_busy_seconds_total") < 10
+        assert desk.results[1].batch_size == 1
+
+
+async def test_batch_fill_is_its_share_of_the_token_budget(device_over):
+    metrics = Metrics()
+    async with device_over(FakeRunner(), metrics, max_batch_tokens=8) as (device, desk):
+        device.submit(entry(1, length=2))
+        await desk.until(lambda: 1 in desk.results)
+        assert sample(metrics, "te_batch_fill_sum") == 0.25

@@ -21,6 +21,7 @@ INFO = Info(
     embeds=True,
     embeds_sparse=False,
     embeds_all=True,
+    hidden_size=1,
 )
 MS = 1_000_000
 

@@ -25,7 +25,7 @@ FLOATS = st.floats(width=32)
 
 def by_protobuf(message, metadata):
     message.metadata.SetInParent()
-    for name in Metadata.__slots__:
+    for name in message.metadata.DESCRIPTOR.fields_by_name:
         setattr(message.metadata, name, getattr(metadata, name))
     return message.SerializeToString()
 
