@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check --quiet --quiet
 MINILM := .models/all-MiniLM-L6-v2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto proto-check docker build go-client
+.PHONY: help run test lint format proto proto-check docs docs-check docker build go-client chaos
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ run: $(VENV)/.made ## serve all-MiniLM-L6-v2 on port 3000 (PORT=..., ARGS="--max
 	@exec $(BIN)/tei-grpc --model-id $(MINILM) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.made ## all tests; one file: make test ARGS=tests/unit/test_cli.py
-	@$(BIN)/python scripts/fetch_demo_model.py minilm splade
+	@$(BIN)/python scripts/fetch_demo_model.py minilm splade xlm-r-tokenizer
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.made proto-check ## style, types, import rules, generated files
@@ -29,6 +29,7 @@ lint: $(VENV)/.made proto-check ## style, types, import rules, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_options.py --check
+	$(BIN)/python scripts/generate_models_doc.py --check
 
 format: $(VENV)/.made ## rewrite the code in the project's style, and the options table
 	$(BIN)/ruff check --fix .
@@ -40,6 +41,17 @@ proto: .venv-proto/.made ## generate the stubs from proto/tei.proto
 
 proto-check: .venv-proto/.made ## fail when the stubs are stale
 	$(PROTO_BIN)/python scripts/generate_stubs.py --check
+
+docs: $(VENV)/.made ## measure every model again and write docs/models.md
+	@$(BIN)/python scripts/fetch_demo_model.py minilm splade
+	$(BIN)/python scripts/generate_models_doc.py
+
+docs-check: $(VENV)/.made ## fail when the list of models in the docs is stale
+	$(BIN)/python scripts/generate_models_doc.py --check
+
+chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls against a server of our own
+	@$(BIN)/python scripts/fetch_demo_model.py minilm
+	$(BIN)/python tests/chaos/abuse.py --calls 10000
 
 docker: ## the image, on CPU: TORCH_INDEX picks torch's wheels
 	docker build -f Dockerfile-grpc -t tei-grpc:cpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .

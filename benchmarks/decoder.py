@@ -1,9 +1,9 @@
 """Packed decoder against transformers' padded SDPA: 12 layers of hidden size 1,024, texts of 16 to 512 tokens.
 
-    python benchmarks/decoder.py [--texts 16] [--rounds 5] [--dtype float32 bfloat16]
+    python benchmarks/decoder.py [--texts 16] [--rounds 5] [--dtype float32 bfloat16] [--sorted]
 
 Random weights, the same in both. Each round runs both on the same texts, in turns, so that what else the machine does
-hits both; the medians count. transformers gets the texts sorted by length, in padded batches of eight.
+hits both; the medians count. transformers gets the texts as they come, or sorted by length, in padded batches of eight.
 """
 
 import argparse
@@ -44,9 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--texts", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sorted", action="store_true")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     arguments = parser.parse_args()
+    transformers.logging.disable_progress_bar()
     lengths = np.linspace(16, 512, arguments.texts).astype(int)
+    if not arguments.sorted:
+        np.random.default_rng(0).shuffle(lengths)
     texts = [np.random.default_rng(0).integers(1, VOCABULARY, length, dtype=np.int32) for length in lengths]
     print(f"{len(texts)} texts, {sum(lengths)} tokens, {torch.get_num_threads()} threads")
     with tempfile.TemporaryDirectory() as folder:

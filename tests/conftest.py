@@ -1,9 +1,15 @@
-"""Fixtures for all tests: real models that `make` fetches."""
+"""Fixtures for all tests: real models that `make` fetches, and logging as it was."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tei_grpc import cpus
+
+cpus.set_environment()  # as the server does: before anything imports torch
 
 MODELS = Path(__file__).resolve().parent.parent / ".models"
 
@@ -24,6 +30,20 @@ def splade_dir() -> Path:
 def xlm_r_tokenizer_dir() -> Path:
     """XLM-RoBERTa's tokenizer.json, of 250,002 pieces, and nothing else."""
     return _fetched("xlm-r-tokenizer", "xlm-r-tokenizer")
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """Whatever the test configures, the next one does not see."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("tei_test.engine").setLevel(logging.NOTSET)
+    logging.captureWarnings(False)
 
 
 def _fetched(directory: str, name: str) -> Path:

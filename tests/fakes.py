@@ -53,6 +53,10 @@ class FakeRunner:
     def warm_up(self) -> None:
         """Nothing to warm."""
 
+    def choose_budget(self, max_tokens: int) -> int:
+        """All there is: nothing takes any time."""
+        return max_tokens
+
     def check(self) -> None:
         """Always fit."""
 

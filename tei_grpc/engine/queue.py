@@ -75,7 +75,7 @@ class Queue:
     """Entries in order of arrival, between the event loop and the device's thread."""
 
     def __init__(self, max_tokens: int, max_requests: int | None) -> None:
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._max_requests = max_requests
         self._entries: dict[int, Entry] = {}
         self._changed = threading.Condition()
@@ -128,7 +128,7 @@ class Queue:
         for entry in expired:
             del self._entries[entry.id]
         waiting = list(self._entries.values())
-        batch = [waiting[i] for i in fill(map(len, waiting), self._max_tokens, self._max_requests)]
+        batch = [waiting[i] for i in fill(map(len, waiting), self.max_tokens, self._max_requests)]
         for entry in batch:
             del self._entries[entry.id]
         return Taken(batch, expired)

@@ -1,6 +1,8 @@
 """Owns the model: loads it, and turns a batch into one answer per entry."""
 
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
+from tei_grpc.engine.budget import choose_budget
 from tei_grpc.engine.dense import load_modules
 from tei_grpc.engine.pooling import Span, pool, splade
 from tei_grpc.engine.token_heads import ColbertHead, LexicalHead, strongest
@@ -35,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 LOGITS_BYTES = 64 << 20  # vocabulary logits that exist at a time
 WARM_UP_LENGTHS = (8, 32, 128)  # tokens
+BUDGET_LENGTH = 64  # tokens of the texts that batches are measured with
 
 
 class NotFiniteError(InferenceError):
@@ -67,6 +72,8 @@ class Runner:
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
         """Load the model. Raises StartupError, whose text says what to change."""
         self._device = _device(config.device)
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(cpus.available())
         dtype = config.dtype or "float32"
         self._model = _load_model(model, config, getattr(torch, dtype))
         self._modules = load_modules(model.modules)
@@ -95,6 +102,17 @@ class Runner:
         kind = next(iter(self._answerers))
         ids = [np.zeros(min(length, self._max_input_length), np.int32) for length in lengths]
         self.run(pack([Entry(row, kind, text) for row, text in enumerate(ids)]))
+
+    def choose_budget(self, max_tokens: int) -> int:
+        """How many tokens a batch should have, found by measuring on a CPU; `max_tokens` at the most."""
+        return choose_budget(self._seconds, max_tokens) if self._device.type == "cpu" else max_tokens
+
+    def _seconds(self, tokens: int) -> float:
+        """CPU seconds, which another process's load does not change, of a batch."""
+        length = min(BUDGET_LENGTH, self._max_input_length, tokens)
+        started = time.process_time()
+        self._run_blank([length] * max(1, tokens // length))
+        return (time.process_time() - started) / torch.get_num_threads()
 
     def run(self, batch: Batch) -> list[Answer]:
         """Answer every entry, in order, with what `types.Output.arrays` says for its kind, or with its own error.

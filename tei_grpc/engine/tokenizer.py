@@ -1,7 +1,6 @@
 """Texts to encodings and back: one immutable tokenizer shared by all threads, prompts, truncation, offsets."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import validation
 from tei_grpc.engine.templating import encode_pair
@@ -35,7 +35,7 @@ class Tokenizer:
     """The model's tokenizer. Truncation is an argument of each call, never a state of the shared object."""
 
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
-        self.workers = config.tokenization_workers or min(max((os.cpu_count() or 1) - 1, 1), MAX_WORKERS)
+        self.workers = config.tokenization_workers or min(max(cpus.available() - 1, 1), MAX_WORKERS)
         self._model = model
         self._tokenizer = load(model.folder, model.hf_config)
         self._tokenizer.encode_special_tokens = config.split_special_tokens

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.device import Deliver
@@ -24,11 +24,6 @@ logger = logging.getLogger(__name__)
 
 NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
-KERNEL_CACHES = (
-    "LRU_CACHE_CAPACITY",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
-)  # torch's and oneDNN's own, of the same kernels
-KERNELS_KEPT = "256"  # of about a megabyte each; by default 1024
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
 
 
@@ -95,6 +90,7 @@ class Worker:
         try:
             runner = self._load_runner()
             runner.warm_up()
+            self._queue.max_tokens = runner.choose_budget(self._config.max_batch_tokens)
         except Exception as error:
             self._call(self._settle, _startup_error(error))
             self._queue.close()
@@ -103,8 +99,7 @@ class Worker:
         return runner
 
     def _load_runner(self) -> "Runner":
-        for cache in KERNEL_CACHES:  # torch reads them when it is imported
-            os.environ.setdefault(cache, KERNELS_KEPT)
+        cpus.set_environment()
         from tei_grpc.engine.runner import Runner  # torch takes seconds to import: here, not on the event loop
 
         return Runner(self._model, self._config)
@@ -146,7 +141,7 @@ class Worker:
             self._run(runner, entries[:middle])
             self._run(runner, entries[middle:])
             return
-        self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=self._config.max_batch_tokens)
+        self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=self._queue.max_tokens)
         self._call(self._deliver, outputs)
         self._set_healthy(True)
 

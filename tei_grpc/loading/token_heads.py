@@ -1,5 +1,6 @@
 """bge-m3's heads on token vectors, beside its pooled vector: what is there of them in a checkpoint."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 from tei_grpc.errors import StartupError
 from tei_grpc.loading.files import read_optional_object
 from tei_grpc.loading.tokenizer_files import TOKENIZER_CONFIG, read_tokenizer
+
+logger = logging.getLogger(__name__)
 
 LEXICAL = "sparse_linear.pt"
 COLBERT = "colbert_linear.pt"
@@ -29,6 +32,10 @@ def read_token_heads(folder: Path, hf_config: Mapping[str, Any], *, colbert: boo
     if colbert and not (folder / COLBERT).is_file():
         raise StartupError(f"`--colbert`: the model has no ColBERT head, `{COLBERT}`")
     has_lexical = lexical.is_file()
+    if has_lexical:
+        logger.info("EmbedSparse answers with lexical weights, by `%s`", LEXICAL)
+    if colbert:
+        logger.info("EmbedAll answers with ColBERT vectors, by `%s`", COLBERT)
     return TokenHeads(
         lexical=lexical if has_lexical else None,
         colbert=folder / COLBERT if colbert else None,

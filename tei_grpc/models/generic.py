@@ -111,7 +111,7 @@ class Generic(Model):
         except StartupError:
             raise
         except Exception as error:  # whatever an architecture raises that wants more than a text
-            dtype = str(self.model.dtype).removeprefix("torch.")
+            dtype = str(self.model.config.dtype).removeprefix("torch.")
             raise StartupError(f"{self.name} cannot run a plain text in {dtype}: {error}") from error
 
     def _compare_runs(self, texts: Tensor) -> tuple[int, bool]:

@@ -1,5 +1,6 @@
 """bge-m3's lexical weights and ColBERT vectors follow its definition, beside its pooled vectors and in one batch."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import transformers
 from torch import Tensor
 
 from tei_grpc.config import EngineConfig
+from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.info import describe
 from tei_grpc.engine.token_heads import strongest
 from tei_grpc.engine.validation import check_kind
@@ -156,3 +158,15 @@ def test_head_of_another_width_is_refused(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1, 7), "bias": torch.ones(1)}, tmp_path / "sparse_linear.pt")
     with pytest.raises(StartupError, match=rf"`weight` has shape \[1, 7\], the model needs \[1, {HIDDEN}\]"):
         load_runner(tmp_path)
+
+
+async def test_engine_answers_all_three_at_the_same_time(folder: Path) -> None:
+    async with Engine(EngineConfig(model_id=str(folder), colbert=True)) as engine:
+        pooled, sparse, tokens = await asyncio.gather(
+            engine.embed("hello query"), engine.embed_sparse("hello query"), engine.embed_all("hello query")
+        )
+        ids = [token.id for token in await engine.tokenize("hello query")]
+    assert pooled.embeddings.shape == (HIDDEN,)
+    assert set(sparse.indices.tolist()) <= set(ids) - DROPPED
+    assert tokens.token_embeddings.shape == (len(ids) - 1, HIDDEN)
+    np.testing.assert_allclose(np.linalg.norm(tokens.token_embeddings, axis=1), 1, atol=1e-5)

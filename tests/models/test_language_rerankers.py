@@ -11,11 +11,12 @@ import transformers
 from sentence_transformers import CrossEncoder
 
 from tei_grpc.config import EngineConfig
+from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.tokenizer import Tokenizer
 from tei_grpc.errors import StartupError, ValidationError
 from tei_grpc.loading.chat_template import qwen3_reranker
 from tei_grpc.loading.model_config import read_model_config
-from tei_grpc.types import Input, Kind, ModelType, TruncationDirection
+from tei_grpc.types import Input, Kind, ModelType, Scoring, TruncationDirection
 from tests.folders import write_json
 from tests.language_models import make_language_model, make_reranker, make_tokenizer, write_logit_score
 from tests.models.runners import load_runner, run
@@ -240,3 +241,15 @@ def test_plain_special_tokens_do_not_go_with_a_template(tmp_path: Path) -> None:
 def test_qwen3_template_takes_another_instruction() -> None:
     assert "<Instruct>: Find code\n" in qwen3_reranker("Find code").prefix
     assert f"<Instruct>: {INSTRUCTION}\n" in qwen3_reranker(None).prefix
+
+
+async def test_engine_ranks_as_sentence_transformers(tmp_path: Path) -> None:
+    make_reranker(tmp_path, "Qwen3ForCausalLM")
+    texts = ["in the woods", "no", "yes her world", LONG[1]]
+    async with Engine(EngineConfig(model_id=str(tmp_path))) as engine:
+        result = await engine.rerank("hello", texts, scoring=Scoring(truncate=True))
+        single = await engine.predict("<|im_start|>hello<|im_end|>")
+    expected = CrossEncoder(str(tmp_path)).predict([("hello", text) for text in texts])
+    assert [rank.index for rank in result.ranks] == np.argsort(-expected).tolist()
+    np.testing.assert_allclose([rank.score for rank in result.ranks], np.sort(expected)[::-1], atol=1e-5, rtol=0)
+    assert [label for _, label in single.predictions] == ["LABEL_0"]

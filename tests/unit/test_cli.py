@@ -10,7 +10,7 @@ from tei_grpc.config import Settings
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def served(monkeypatch: pytest.MonkeyPatch, restored_logging: None) -> list[Settings]:
     """Run everything but the server; the list holds the settings that it would get."""
     settings: list[Settings] = []
     monkeypatch.setattr(cli, "_run_server", lambda given: settings.append(given) or 0)

@@ -4,25 +4,13 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 
 from tei_grpc import logs
 
-
-@pytest.fixture(autouse=True)
-def restored_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    for handler in set(root.handlers) - set(handlers):
-        handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("tei_test.engine").setLevel(logging.NOTSET)
-    logging.captureWarnings(False)
+pytestmark = pytest.mark.usefixtures("restored_logging")
 
 
 def start(level: str = "info", *, json_output: bool = True, disable_spans: bool = False) -> io.StringIO:

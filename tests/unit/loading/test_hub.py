@@ -133,6 +133,14 @@ def test_pickle_of_the_chosen_dense_module_is_downloaded(serve_hub, tmp_path):
     assert chosen.keys() <= found(folder)
 
 
+def test_heads_of_bge_m3_are_downloaded_as_the_pickles_that_they_are(serve_hub, tmp_path):
+    heads = dict.fromkeys(("sparse_linear.pt", "colbert_linear.pt"), b"pickle")
+    served = serve_hub(files={**FILES, **heads, "optimizer.pt": b"pickle"})
+    hub.fetch(config(tmp_path))
+    assert set(heads) <= served.fetched()
+    assert "optimizer.pt" not in served.fetched()
+
+
 def test_vocabularies_are_downloaded(serve_hub, tmp_path):
     names = {"vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "special_tokens_map.json"}
     serve_hub(files={**FILES, **dict.fromkeys(names, b"{}")})

@@ -1,0 +1,152 @@
+"""Ours against sentence-transformers, onnxruntime, OpenVINO and infinity: the same texts, in turns, offline.
+
+    make bench-peers
+    python -m benchmarks.compare [--model bert-base] [--workloads QP] [--subjects ours openvino]
+
+Every subject is a process of its own with as many threads as cores, pinned to the same cores, loaded beforehand; only
+one of them works at a time. All go from text to vector, and the vectors must agree. Peers that are not installed in
+.venv-peers are left out.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measurements import Measurements
+from benchmarks.options import Options, Texts, parser
+from benchmarks.results import publish
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+NEEDS = {
+    "ours": "",
+    "sentence-transformers": "sentence_transformers",
+    "onnxruntime": "onnxruntime",
+    "openvino": "openvino",
+    "infinity": "infinity_emb",
+}
+ONLY_FLOAT32 = ("onnxruntime", "infinity")
+ALIKE = {"float32": 0.9999, "bfloat16": 0.99, "int8": 0.97}  # smallest cosine to our float32 vectors
+
+
+class Subject:
+    """A process that turns texts into vectors."""
+
+    def __init__(self, name: str, dtype: str, folder: Path, texts: Path) -> None:
+        self.name = f"{name} {dtype}"
+        self.dtype = dtype
+        cores = sorted(os.sched_getaffinity(0))
+        listed = ",".join(map(str, cores))
+        self._process = subprocess.Popen(
+            [_python(name), str(ROOT / "benchmarks" / "peers.py"), name, dtype, str(folder), str(texts), listed],
+            env=os.environ | {"OMP_NUM_THREADS": str(len(cores)), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._read()
+
+    def seconds(self, workload: str, *, cpu_time: bool) -> float:
+        """How long it takes for all texts of the workload."""
+        self._order(workload=workload)
+        answer = self._read()
+        return float(answer["cpu" if cpu_time else "wall"])
+
+    def vectors(self, workload: str, file: Path) -> np.ndarray:
+        """The vectors of all texts of the workload."""
+        self._order(workload=workload, save=str(file))
+        self._read()
+        self._read()
+        found: np.ndarray = np.load(file)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate(timeout=60)
+
+    def _order(self, **order: str) -> None:
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+
+    def _read(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            _, errors = self._process.communicate()
+            raise SystemExit(f"{self.name} ended: {errors[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _python(name: str) -> str:
+    return sys.executable if name == "ours" else str(PEERS)
+
+
+def installed(name: str) -> bool:
+    """Whether the subject can run."""
+    if not NEEDS[name]:
+        return True
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({NEEDS[name]!r}) is None)"
+    return PEERS.is_file() and subprocess.run([str(PEERS), "-c", find], check=False).returncode == 0
+
+
+@contextmanager
+def started(options: Options, names: Sequence[str], workloads: dict[str, Texts]) -> Iterator[list[Subject]]:
+    """All subjects in all dtypes that they have."""
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        texts = scratch / "texts.json"
+        texts.write_text(json.dumps({name: list(some.texts) for name, some in workloads.items()}))
+        subjects = []
+        for dtype in options.dtypes:
+            for name in names:
+                if dtype == "float32" or name not in ONLY_FLOAT32:
+                    subjects.append(Subject(name, dtype, options.folder, texts))
+                    stack.callback(subjects[-1].close)
+        check(subjects, list(workloads), scratch / "vectors.npy")
+        yield subjects
+
+
+def check(subjects: Sequence[Subject], workloads: Sequence[str], file: Path) -> None:
+    """Every subject computes the vectors of the first one. It also warms all of them up. Raises SystemExit."""
+    for workload in workloads:
+        expected = subjects[0].vectors(workload, file)
+        for subject in subjects[1:]:
+            cosine = float((subject.vectors(workload, file) * expected).sum(1).min())
+            if cosine < ALIKE.get(subject.dtype, 0.99):
+                raise SystemExit(f"{subject.name} computes something else on {workload}: smallest cosine {cosine:.4f}")
+
+
+def measure(options: Options, names: Sequence[str]) -> Measurements:
+    """All rounds."""
+    workloads, found = options.workloads(), Measurements("texts/s")
+    with started(options, names, workloads) as subjects:
+        for _ in range(options.rounds):
+            for workload, some in workloads.items():
+                for subject in subjects:
+                    seconds = subject.seconds(workload, cpu_time=options.cpu_time)
+                    base = "" if subject.name.startswith("ours") else f"ours {subject.dtype}"
+                    found.add(workload, subject.name, len(some) / seconds, base)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and publish."""
+    arguments_parser = parser(__doc__)
+    arguments_parser.add_argument("--subjects", nargs="+", choices=list(NEEDS), default=list(NEEDS))
+    given = arguments_parser.parse_args(arguments)
+    options, names = Options(given), [name for name in given.subjects if installed(name)]
+    for name in set(given.subjects) - set(names):
+        print(f"{name} is not installed in .venv-peers: left out", file=sys.stderr)
+    publish("compare", list(measure(options, names).rows()), options.output, **options.about)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""How this process uses its CPU cores: how many there really are, and how torch's threads share them."""
+
+import math
+import os
+from pathlib import Path
+
+QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+
+# Read by libgomp, torch and oneDNN when they are loaded.
+ENVIRONMENT = {
+    # A thread that waits for another sleeps instead of spinning: where cores are shared with an event loop, tokenizer
+    # threads or other processes, the spinning keeps away just the thread that is waited for.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Kernels that are kept, about a megabyte each, in two caches; 1024 by default.
+    "LRU_CACHE_CAPACITY": "256",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+}
+
+
+def set_environment() -> None:
+    """Set what `ENVIRONMENT` holds, unless the user has. To be called before torch is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def available() -> int:
+    """Cores that the scheduler lets this process run on, at most the cgroup's quota (version 2 or 1), rounded up."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = next((found for file in QUOTAS if (found := read_quota(file)) is not None), None)
+    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def read_quota(file: Path) -> float | None:
+    """The cores that a cgroup grants, None where it sets no limit.
+
+    cpu.max holds "QUOTA PERIOD" in microseconds, or "max PERIOD"; cpu.cfs_quota_us holds QUOTA, -1 without a limit.
+    """
+    try:
+        quota, *period = file.read_text().split()
+        period = period or file.with_name("cpu.cfs_period_us").read_text().split()
+        cores = int(quota) / int(period[0])
+    except (OSError, ValueError, IndexError, ZeroDivisionError):
+        return None
+    return cores if cores > 0 else None

@@ -1,0 +1,33 @@
+import pytest
+
+from tei_grpc.engine.budget import choose_budget
+
+
+def measured(fixed: float, per_token: float, asked: list[int]):
+    def measure(tokens: int) -> float:
+        asked.append(tokens)
+        return fixed + per_token * tokens
+
+    return measure
+
+
+def test_smallest_batch_within_five_percent_of_the_best_is_chosen() -> None:
+    # rates: 256 -> 0.72, 512 -> 0.84, 1024 -> 0.91, 2048 -> 0.95, 4096 -> 0.98 of the limit
+    assert choose_budget(measured(100e-9, 1e-9, []), 4096) == 2048
+
+
+def test_model_that_is_as_fast_in_small_batches_gets_small_ones() -> None:
+    assert choose_budget(measured(0.0, 1e-9, []), 16384) == 256
+
+
+@pytest.mark.parametrize("max_tokens", [1, 100, 256, 300])
+def test_limit_is_never_exceeded(max_tokens: int) -> None:
+    asked: list[int] = []
+    assert choose_budget(measured(1e-3, 1e-9, asked), max_tokens) <= max_tokens
+    assert max(asked) <= max_tokens
+
+
+def test_slow_model_is_not_measured_for_long() -> None:
+    asked: list[int] = []
+    choose_budget(measured(0.0, 0.01, asked), 16384)
+    assert asked == [256, 256]

@@ -1,0 +1,32 @@
+from pathlib import Path
+
+import pytest
+
+from tei_grpc import cpus
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("150000 100000", 1.5), ("max 100000", None), ("nonsense", None), ("", None), ("5 0", None)]
+)
+def test_quota_of_version_2_is_read(tmp_path: Path, text: str, cores: float | None) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    assert cpus.read_quota(tmp_path / "cpu.max") == cores
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("200000", 2.0), ("-1", None)])
+def test_quota_of_version_1_is_read(tmp_path: Path, quota: str, cores: float | None) -> None:
+    (tmp_path / "cpu.cfs_quota_us").write_text(quota)
+    (tmp_path / "cpu.cfs_period_us").write_text("100000")
+    assert cpus.read_quota(tmp_path / "cpu.cfs_quota_us") == cores
+
+
+def test_quota_below_the_core_count_wins_and_is_rounded_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000")
+    monkeypatch.setattr(cpus, "QUOTAS", (tmp_path / "missing", tmp_path / "cpu.max"))
+    assert cpus.available() == 1
+
+
+def test_without_a_quota_the_scheduler_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "QUOTAS", ())
+    monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda _: {1, 5, 7})
+    assert cpus.available() == 3
