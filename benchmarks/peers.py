@@ -22,14 +22,11 @@ Run = Callable[[list[dict[str, np.ndarray]]], list[np.ndarray]]  # padded batche
 
 
 def open_ours(folder: Path, threads: int, dtype: str) -> Encode:
-    """The engine, every text a call of its own."""
-    import torch
-
+    """The engine, every text a call of its own; it finds out by itself how many threads it may have."""
     from tei_grpc.config import EngineConfig
     from tei_grpc.engine.engine import Engine
     from tei_grpc.types import Caller
 
-    torch.set_num_threads(threads)
     loop, waiting = asyncio.Runner(), Caller(waits=True)
     engine = Engine(EngineConfig(model_id=str(folder), dtype=dtype))  # type: ignore[arg-type]
     loop.run(engine.start())

@@ -1,0 +1,73 @@
+"""What calls the servers: unary calls at a fixed concurrency or at a fixed rate, and one stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import grpc
+import numpy as np
+
+from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+
+Requests = Sequence[tei_pb2.EmbedRequest]
+
+
+def requests_of(texts: Sequence[str]) -> Requests:
+    """One request for each text."""
+    return [tei_pb2.EmbedRequest(inputs=text) for text in texts]
+
+
+class Client:
+    """One channel to one server."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = tei_pb2_grpc.EmbedStub(self._channel)
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
+
+    async def closed_loop(self, requests: Requests, callers: int) -> list[float]:
+        """Every caller sends its next request when it has its answer. Returns seconds of each call."""
+        left, latencies = iter(requests), []
+
+        async def call() -> None:
+            for request in left:
+                start = time.perf_counter()
+                await self._stub.Embed(request)
+                latencies.append(time.perf_counter() - start)
+
+        await asyncio.gather(*(call() for _ in range(callers)))
+        return latencies
+
+    async def open_loop(self, requests: Requests, rate: float) -> list[float]:
+        """Requests come at random, `rate` a second on average (Poisson), whether or not earlier ones are answered.
+
+        Returns seconds of each call, in the order of `requests`, from when it was due, not from when the client got to
+        send it: a client that is held up by a slow server would else hide that.
+        """
+        due = time.perf_counter() + np.cumsum(np.random.default_rng(0).exponential(1 / rate, len(requests)))
+
+        async def call(request: tei_pb2.EmbedRequest, at: float) -> float:
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            await self._stub.Embed(request)
+            return time.perf_counter() - at
+
+        return await asyncio.gather(*map(call, requests, due.tolist()))
+
+    async def stream(self, requests: Requests) -> int:
+        """All requests in one EmbedStream. Returns the number of answers."""
+        answers = self._stub.EmbedStream(_sent(requests))
+        return len([answer async for answer in answers])
+
+
+async def _sent(requests: Requests) -> AsyncIterator[tei_pb2.EmbedRequest]:
+    for request in requests:
+        yield request
+
+
+def percentiles(seconds: Sequence[float]) -> Iterator[tuple[str, float]]:
+    """p50, p90 and p99, in milliseconds."""
+    for percent in (50, 90, 99):
+        yield f"p{percent}", float(np.percentile(np.array(seconds), percent)) * 1e3

@@ -1,0 +1,72 @@
+"""What serving costs without a model: ours around a runner that computes nothing, against a bare grpc.aio echo.
+
+    python -m benchmarks.overhead [--callers 64] [--texts 2000] [--rounds 9]
+
+Both get the same requests, of ten tokens, and give replies of the same size. `unary` is calls per second, by that many
+callers in this process; `stream` is messages per second of one EmbedStream. Client and server share the cores, so the
+client, too, may be what limits a rate; `server CPU` is what the server spent on it by itself: its ratio is the inverse
+of what a server at saturation would handle.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from benchmarks.client import Client, Requests, requests_of
+from benchmarks.measurements import Measurements, choose_clock, cpu_seconds
+from benchmarks.options import Options, parser
+from benchmarks.results import publish
+from benchmarks.servers import Server, started
+from benchmarks.workloads import write_texts
+
+TOKENS = 10
+TEXTS = 2000
+CALLERS = 64
+KINDS = ("echo", "weightless")
+
+
+class Costs:
+    """Rates, and CPU time of the server, of both."""
+
+    def __init__(self) -> None:
+        self.rates = Measurements("per s")
+        self.cpu = Measurements("us of server CPU each")
+
+    def add(self, way: str, kind: str, rate: float, cpu: float) -> None:
+        """What one round gave."""
+        base = "echo" if kind != "echo" else ""
+        self.rates.add(way, kind, rate, base)
+        self.cpu.add(way, kind, cpu, base)
+
+
+async def measure(options: Options, servers: dict[str, Server], requests: Requests, callers: int) -> Costs:
+    """All rounds; the first warms up and is not counted."""
+    costs, clients = Costs(), {kind: Client(server.address) for kind, server in servers.items()}
+    for counted in [False, *[True] * options.rounds]:
+        for way in ("unary", "stream"):
+            for kind, client in clients.items():
+                clock = choose_clock(cpu_time=options.cpu_time, pids=[servers[kind].pid])
+                start, cpu = clock(), cpu_seconds(servers[kind].pid)
+                await (client.closed_loop(requests, callers) if way == "unary" else client.stream(requests))
+                seconds, cpu = clock() - start, cpu_seconds(servers[kind].pid) - cpu
+                if counted:
+                    costs.add(way, kind, len(requests) / seconds, cpu / len(requests) * 1e6)
+    for client in clients.values():
+        await client.close()
+    return costs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and publish."""
+    arguments_parser = parser(__doc__)
+    arguments_parser.add_argument("--callers", type=int, default=CALLERS)
+    given = arguments_parser.parse_args(arguments)
+    options = Options(given)
+    texts = write_texts(options.folder, [TOKENS] * (given.texts or TEXTS // options.divisor))
+    with started("echo", options.folder) as echo, started("weightless", options.folder) as weightless:
+        servers = dict(zip(KINDS, (echo, weightless), strict=True))
+        costs = asyncio.run(measure(options, servers, requests_of(texts), given.callers))
+    publish("overhead", [*costs.rates.rows(), *costs.cpu.rows()], options.output, **options.about)
+
+
+if __name__ == "__main__":
+    main()
