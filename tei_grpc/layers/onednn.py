@@ -84,7 +84,7 @@ def _is_right(dtype: torch.dtype) -> bool:
 
 
 def _is_faster(dtype: torch.dtype) -> bool:
-    """Best of some rounds, taken in turns, so that another process's burst of work decides nothing."""
+    """Best of some rounds, taken in turns, in CPU time: another process's burst of work decides nothing."""
     x, weight, bias = _sample(256, 384, 1536, dtype)
     packed, plain = Product(weight, bias, None), _plain(weight, bias, None)
     rounds = [(_seconds(packed, x), _seconds(plain, x)) for _ in range(ROUNDS)]
@@ -107,6 +107,6 @@ def _sample(rows: int, size: int, out: int, dtype: torch.dtype) -> tuple[Tensor,
 
 
 def _seconds(product: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     product(x)
-    return time.perf_counter() - start
+    return time.process_time() - start

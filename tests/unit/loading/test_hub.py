@@ -36,7 +36,6 @@ PICKLES_ONLY = {name: content for name, content in FILES.items() if not name.end
 def serve_hub(monkeypatch):
     """Start a hub and make it the one that the client library talks to."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with ExitStack() as stack:
