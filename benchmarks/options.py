@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.workloads import LIMIT, WORKLOADS, find_model, write_texts
+from benchmarks.workloads import WORKLOADS, find_model, read_limit, write_texts
 
 SHORT = 8  # how many times fewer texts the short form runs
 SHORT_ROUNDS = 3
@@ -31,7 +31,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result.add_argument("--rounds", type=int, help="[default: 5]")
     result.add_argument("--texts", type=int, help="texts of each workload")
     result.add_argument("--short", action="store_true", help="an eighth of the texts, three rounds")
-    result.add_argument("--cpu-time", action="store_true", help="count CPU time instead of the wall's: on busy machines")
+    result.add_argument("--cpu-time", action="store_true", help="CPU time instead of the wall's: for busy machines")
     result.add_argument("--output", type=Path, default=Path("results"), help="directory of JSON and plots")
     return result
 
@@ -50,11 +50,11 @@ class Options:
         self._names: str = arguments.workloads
         self.about = {"model": arguments.model, "clock": "CPU time" if self.cpu_time else "wall", "rounds": self.rounds}
 
-    def workloads(self, limit: int = LIMIT) -> dict[str, Texts]:
-        """The texts of each workload, none of more than `limit` tokens."""
-        return {name: self._texts_of(name, limit) for name in self._names}
+    def workloads(self) -> dict[str, Texts]:
+        """The texts of each workload, none longer than the model takes."""
+        return {name: self._texts_of(name) for name in self._names}
 
-    def _texts_of(self, name: str, limit: int) -> Texts:
+    def _texts_of(self, name: str) -> Texts:
         workload = WORKLOADS[name]
-        lengths = workload.lengths(self._texts or workload.texts // self.divisor, limit)
+        lengths = workload.lengths(self._texts or workload.texts // self.divisor, read_limit(self.folder))
         return Texts(lengths, write_texts(self.folder, lengths))

@@ -95,7 +95,9 @@ def open_infinity(folder: Path, threads: int, dtype: str) -> Encode:
 
     torch.set_num_threads(threads)
     loop = asyncio.Runner()
-    arguments = EngineArgs(model_name_or_path=str(folder), engine="torch", device="cpu", dtype=dtype, model_warmup=False)
+    arguments = EngineArgs(
+        model_name_or_path=str(folder), engine="torch", device="cpu", dtype=dtype, model_warmup=False
+    )
     engine = AsyncEmbeddingEngine.from_args(arguments)
     loop.run(engine.astart())
 

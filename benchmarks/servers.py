@@ -103,7 +103,9 @@ async def serve(kind: str, folder: str, options: Sequence[str]) -> None:
     metrics = Metrics()
     model = read_model_config(Path(folder), settings)
     weightless = kind == "weightless"
-    device = FakeDevice(model, settings, metrics, WeightlessRunner()) if weightless else Worker(model, settings, metrics)
+    device = (
+        FakeDevice(model, settings, metrics, WeightlessRunner()) if weightless else Worker(model, settings, metrics)
+    )
     engine = Engine(settings, device, metrics)
     server = GrpcServer(settings, engine)
     addresses = await server.start()

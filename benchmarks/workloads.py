@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from safetensors.torch import save_file
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 MODELS = Path(__file__).resolve().parents[1] / ".models"
@@ -21,6 +21,8 @@ MINILM = MODELS / "all-MiniLM-L6-v2"
 LIMIT = 512  # tokens; all-MiniLM-L6-v2 as published stops at 256
 SEED = 0
 BERT_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+
+Floats = NDArray[np.float32]
 
 
 class Workload(NamedTuple):
@@ -32,7 +34,7 @@ class Workload(NamedTuple):
     most: int
     texts: int
 
-    def lengths(self, texts: int, limit: int = LIMIT) -> list[int]:
+    def lengths(self, texts: int, limit: int) -> list[int]:
         """That many lengths, none above `limit` tokens."""
         drawn = np.random.default_rng(SEED).lognormal(math.log(self.median), self.sigma, texts)
         return [int(n) for n in drawn.round().clip(self.least, self.most).clip(max=limit)]
@@ -58,6 +60,13 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def read_limit(folder: Path) -> int:
+    """Tokens of the longest text that the model takes."""
+    limits = folder / "sentence_bert_config.json"
+    given = json.loads(limits.read_text()).get("max_seq_length") if limits.is_file() else None
+    return int(given or json.loads((folder / "config.json").read_text())["max_position_embeddings"])
 
 
 def _whole_words(tokenizer: Tokenizer) -> list[str]:
@@ -98,9 +107,9 @@ def _write_bert_base(folder: Path) -> None:
     save_file(_random_bert(config), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _random_bert(config: dict[str, int]) -> dict[str, torch.Tensor]:
+def _random_bert(config: dict[str, int]) -> dict[str, Floats]:
     hidden, intermediate = config["hidden_size"], config["intermediate_size"]
-    generator = torch.Generator().manual_seed(SEED)
+    generator = np.random.default_rng(SEED)
     tensors = {}
     for name, rows in (
         ("word", config["vocab_size"]),
@@ -119,13 +128,13 @@ def _random_bert(config: dict[str, int]) -> dict[str, torch.Tensor]:
     return tensors | _linear("pooler.dense", _normal(hidden, hidden, generator))
 
 
-def _normal(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=generator) * 0.02  # BERT's own initializer_range
+def _normal(rows: int, columns: int, generator: np.random.Generator) -> Floats:
+    return generator.standard_normal((rows, columns), np.float32) * np.float32(0.02)  # BERT's own initializer_range
 
 
-def _linear(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {f"{name}.weight": weight, f"{name}.bias": torch.zeros(len(weight))}
+def _linear(name: str, weight: Floats) -> dict[str, Floats]:
+    return {f"{name}.weight": weight, f"{name}.bias": np.zeros(len(weight), np.float32)}
 
 
-def _norm(name: str, size: int) -> dict[str, torch.Tensor]:
-    return {f"{name}.LayerNorm.weight": torch.ones(size), f"{name}.LayerNorm.bias": torch.zeros(size)}
+def _norm(name: str, size: int) -> dict[str, Floats]:
+    return {f"{name}.LayerNorm.weight": np.ones(size, np.float32), f"{name}.LayerNorm.bias": np.zeros(size, np.float32)}

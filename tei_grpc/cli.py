@@ -59,7 +59,7 @@ def _serve_parser() -> _Parser:
     parser = _Parser(
         prog="tei-grpc",
         description="Serve a text-embedding model over gRPC (tei.v1). Every option has an environment name; flags win.",
-        epilog="Other commands: health, models, verify; `tei-grpc COMMAND --help`.",
+        epilog="Other commands: health, models, verify, bench; `tei-grpc COMMAND --help`.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=8, width=100),
@@ -182,7 +182,18 @@ def _verify(argv: Sequence[str]) -> int:
     return verify.verify(parser.parse_args(argv))
 
 
-COMMANDS = {"health": _check_health, "models": _show_models, "verify": _verify}
+def _bench(argv: Sequence[str]) -> int:
+    from tei_grpc.commands import bench
+
+    parser = _Parser(
+        prog="tei-grpc bench",
+        description="Measure how fast a model is on this machine, and suggest flags.",
+    )
+    bench.add_arguments(parser)
+    return bench.bench(parser.parse_args(argv))
+
+
+COMMANDS = {"health": _check_health, "models": _show_models, "verify": _verify, "bench": _bench}
 
 
 def _local_address(environ: Mapping[str, str]) -> str:

@@ -41,8 +41,10 @@ class ModelOptions(OptionGroup):
 
     model_id: str = Field(min_length=1, description="model to serve: a Hugging Face Hub id, or a local directory")
     revision: str | None = Field(None, description="branch, tag or commit on the Hub")
-    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
-        None, description="float32, float16 or bfloat16: type of weights and activations; float32 when left out"
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] | None = Field(
+        None,
+        description="float32, float16, bfloat16 or int8: type of weights and activations; float32 when left out. int8 "
+        "is for linear layers on a CPU with fast int8 products, the rest is bfloat16",
     )
     device: Device = Field("auto", description="auto, cpu, cuda, cuda:N or mps; this version has the CPU only")
     pooling: Literal["cls", "mean", "splade", "last-token"] | None = Field(

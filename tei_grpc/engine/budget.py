@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 SMALLEST = 256  # tokens
 ENOUGH = 0.95  # of the best throughput
-SECONDS = 0.6  # for all measurements together; a model too slow for more is one that small batches already keep busy
+SECONDS = 0.4  # for all measurements together; a model too slow for more is one that small batches already keep busy
 
 
 def choose_budget(measure: Callable[[int], float], max_tokens: int) -> int:

@@ -18,10 +18,10 @@ from tei_grpc.engine.batch import pack
 from tei_grpc.engine.budget import choose_budget
 from tei_grpc.engine.dense import load_modules
 from tei_grpc.engine.pooling import Span, pool, splade
+from tei_grpc.engine.quantization import prepare, quantize
 from tei_grpc.engine.token_heads import ColbertHead, LexicalHead, strongest
 from tei_grpc.errors import InferenceError, ModelTypeError, StartupError, TeiError
-from tei_grpc.layers.experts import ExpertMLP
-from tei_grpc.layers.linear import Linear
+from tei_grpc.layers import int8
 from tei_grpc.layers.packed import PackedInputs, place
 from tei_grpc.layers.precision import Float32
 from tei_grpc.loading.lora import open_checkpoint
@@ -75,7 +75,7 @@ class Runner:
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(cpus.available())
         dtype = config.dtype or "float32"
-        self._model = _load_model(model, config, getattr(torch, dtype))
+        self._model = _load_model(model, config, _float(dtype))
         self._modules = load_modules(model.modules)
         self._logits_rows = max(1, LOGITS_BYTES // (4 * model.hf_config["vocab_size"]))
         self._answerers = self._answerers_by_kind(model)
@@ -236,17 +236,33 @@ def _device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
+def _float(dtype: str) -> torch.dtype:
+    """Of activations, and of what is stored as it comes."""
+    if dtype == "int8":
+        int8.require()
+        return torch.bfloat16
+    found: torch.dtype = getattr(torch, dtype)
+    return found
+
+
 def _load_model(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> Model:
     family = None if config.force_generic else find_family({**model.hf_config, "model_type": model.model_type})
     if family is None:
         return _load_generic(model, config, dtype)
     logger.info("`model_type` %s runs on the packed path, as %s", model.model_type, family.__name__)
-    return _load_family(family, model, config.lora_task, dtype)
+    built = _load_family(family, model, config.lora_task, dtype)
+    if config.dtype == "int8":
+        quantize(built, model.hf_config["vocab_size"], model.max_input_length)
+    else:
+        prepare(built)
+    return built
 
 
 def _load_generic(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> Model:
     if config.lora_task is not None:
         raise StartupError("`--lora-task` is not supported on the generic path")
+    if config.dtype == "int8":
+        raise StartupError("`dtype` int8 is not supported on the generic path; use float32 or bfloat16")
     if model.score_tokens is not None:
         raise StartupError(f"scoring pairs by tokens is not supported for `model_type` {model.model_type}")
     head = _head(model, Generic)
@@ -269,9 +285,6 @@ def _load_family(family: type[Model], model: ModelConfig, lora_task: str | None,
     except KeyError as error:
         raise StartupError(f"config.json lacks {error}, which `model_type` {model.model_type} needs") from error
     load_weights(built, checkpoint, family.names, dtype=dtype)
-    for module in built.modules():
-        if isinstance(module, Linear | ExpertMLP):
-            module.prepare()
     return built
 
 

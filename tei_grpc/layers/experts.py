@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tei_grpc.layers.activation import Activation
-from tei_grpc.layers.linear import Linear
-from tei_grpc.layers.onednn import Product, prepack
+from tei_grpc.layers.linear import Linear, Prepack
+from tei_grpc.layers.onednn import prepack
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class ExpertMLP(nn.Module):
         rows = mixture.experts * mixture.intermediate
         self.w1 = nn.Parameter(torch.empty(rows, mixture.hidden), requires_grad=False)
         self.w2 = nn.Parameter(torch.empty(rows, mixture.hidden), requires_grad=False)
-        self._products: list[tuple[Product, Product]] = []
+        self._products: list[tuple[Activation, Activation]] = []
 
-    def prepare(self) -> None:
+    def prepare(self, prepack: Prepack = prepack) -> None:
         """As `Linear.prepare`."""
         act = self.mixture.activation
         products = [(prepack(w1, None, act), prepack(w2.T.contiguous(), None, None)) for w1, w2 in self._weights()]

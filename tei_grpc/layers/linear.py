@@ -1,13 +1,17 @@
 """Owns linear layers: a plain one, and one that runs several layers of a checkpoint as a single product."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tei_grpc.layers.activation import Activation
-from tei_grpc.layers.onednn import Product, prepack
+from tei_grpc.layers.onednn import prepack
+
+
+# Lays weight [out, in], bias and activation out for a machine, as a function of x; None: as good as they are.
+Prepack = Callable[[Tensor, Tensor | None, Activation | None], Activation | None]
 
 
 class Linear(nn.Module):
@@ -20,9 +24,9 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.activation = activation
-        self._product: Product | None = None
+        self._product: Activation | None = None
 
-    def prepare(self) -> None:
+    def prepare(self, prepack: Prepack = prepack) -> None:
         """Lay the loaded weight out for this machine where that is faster; `weight` is gone afterwards."""
         self._product = prepack(self.weight, self.bias, self.activation)
         if self._product is not None:

@@ -79,7 +79,9 @@ def rounded_rows(tokens: int) -> int:
 
 
 def _tensor(values: Sequence[int] | NDArray[np.integer], device: torch.device, zeros: int = 0) -> Tensor:
-    return torch.tensor(np.pad(np.asarray(values, dtype=np.int64), (0, zeros)), device=device)
+    padded = np.zeros(len(values) + zeros, np.int64)
+    padded[: len(values)] = values
+    return torch.from_numpy(padded).to(device)
 
 
 def _groups(offsets: Indices, lengths: Indices) -> Iterator[Group]:

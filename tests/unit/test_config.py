@@ -90,7 +90,7 @@ def test_missing_model_names_flag_and_variable() -> None:
         ("port", "http", "integer"),
         ("prometheus_port", "-1", "0"),
         ("max_batch_tokens", "0", "greater than 0"),
-        ("dtype", "float8", "'float32', 'float16' or 'bfloat16'"),
+        ("dtype", "float8", "'float32', 'float16', 'bfloat16' or 'int8'"),
         ("pooling", "max", "'cls', 'mean', 'splade' or 'last-token'"),
         ("device", "tpu", "auto, cpu, cuda, cuda:N or mps"),
         ("hostname", "localhost", "IP address"),
