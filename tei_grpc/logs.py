@@ -41,6 +41,9 @@ def parse_levels(text: str) -> dict[str, int]:
     return levels
 
 
+ESCAPED: Final = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}  # control characters
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object per record."""
 
@@ -80,7 +83,7 @@ class HumanFormatter(logging.Formatter):
         level = "WARN" if record.levelno == logging.WARNING else record.levelname
         where = f"{timestamp(record.created)} {level:>5} {record.name} {record.filename}:{record.lineno}:"
         fields = "".join([f" {key}={value}" for part in (span, extra) for key, value in part.items()])
-        line = f"{where} {record.getMessage()}{fields}".replace("\n", "\\n")  # a caller's text cannot fake a line
+        line = f"{where} {record.getMessage()}{fields}".translate(ESCAPED)  # a caller's text cannot fake a line
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -20,6 +20,8 @@ def _check_ip(text: str) -> str:
 def _check_device(text: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", text):
         raise ValueError("must be auto, cpu, cuda, cuda:N or mps")
+    if text not in ("auto", "cpu"):
+        raise ValueError(f"`{text}` is not available in this version, which has the CPU only")
     return text
 
 
@@ -46,7 +48,7 @@ def _check_address(text: str) -> str:
 
 
 def _check_url(text: str) -> str:
-    if not re.fullmatch(r"https?://[^/\s]+/?", text):
+    if not re.fullmatch(r"https?://[^/\s@]+/?", text):
         raise ValueError("must be a URL like http://HOST:4317, or https:// for an encrypted connection")
     return text
 

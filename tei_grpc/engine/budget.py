@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 SMALLEST = 256  # tokens
 ENOUGH = 0.95  # of the best throughput
+ROUNDS = 2  # of each measurement, of which the quicker counts
 SECONDS = 0.4  # for all measurements together; a model too slow for more is one that small batches already keep busy
 
 
@@ -16,8 +17,9 @@ def choose_budget(measure: Callable[[int], float], max_tokens: int) -> int:
     rates: dict[int, float] = {}
     spent, tokens = 0.0, min(SMALLEST, max_tokens)
     while True:
-        seconds = min(measure(tokens), measure(tokens))
-        spent += 2 * seconds
+        rounds = [measure(tokens) for _ in range(ROUNDS)]
+        seconds = min(rounds)
+        spent += sum(rounds)
         rates[tokens] = tokens / seconds
         if tokens == max_tokens or spent > SECONDS:
             break

@@ -28,6 +28,7 @@ from tei_grpc.types import (
     Encoding,
     Entry,
     Failure,
+    Info,
     Input,
     Kind,
     Metadata,
@@ -73,9 +74,17 @@ class Engine:
         self.state = State.LOADING
         self._device = device
         self._loaded: Loaded | None = None
+        self._info: Info | None = None
         self._watchers: list[Callable[[State], None]] = []
         self._pending: dict[int, asyncio.Future[Output]] = {}
         self._ids = count()
+
+    @property
+    def info(self) -> Info:
+        """What is served, and within which limits. Raises UnavailableError until the model is loaded."""
+        if self._info is None:
+            raise UnavailableError("The model is not loaded")
+        return self._info
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -96,8 +105,8 @@ class Engine:
             self._device = _local_device(model, self.config, self.metrics)
         facts = await self._device.start(self._deliver, self._follow_device)
         self._loaded = Loaded(model, tokenizer, self._device, facts)
-        self.info = describe(self.config, model, facts, sha=checkpoint.sha, tokenization_workers=tokenizer.workers)
-        self.metrics.describe(self.info)
+        self._info = describe(self.config, model, facts, sha=checkpoint.sha, tokenization_workers=tokenizer.workers)
+        self.metrics.describe(self._info)
         self._set_state(State.SERVING)
 
     async def stop(self) -> None:
@@ -209,7 +218,7 @@ class Engine:
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
         loaded = self._checked()
-        validation.check_ids(ids)
+        validation.check_ids(loaded.model, ids)
         return await loaded.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _request(self, caller: Caller, kind: str, method: str | None = None) -> Request:

@@ -14,6 +14,8 @@ from tei_grpc.types import Caller, Metadata
 
 logger = logging.getLogger(__name__)
 
+MAX_LOGGED_CHARS = 2048  # of an error; what a caller named in it may be as long as a message
+
 
 @dataclass(frozen=True, slots=True)
 class Books:
@@ -88,7 +90,7 @@ class Request:
 
     def _fail(self, kind: ErrorKind, message: str) -> str:
         self._metrics.request_failed(self._method, kind)
-        logger.error("%s", message, extra={"span": self._span()})
+        logger.error("%s", message[:MAX_LOGGED_CHARS], extra={"span": self._span()})
         return kind
 
     def _span(self) -> dict[str, object]:

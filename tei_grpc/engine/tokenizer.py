@@ -39,6 +39,8 @@ class Tokenizer:
         self._model = model
         self._tokenizer = load(model.folder, model.hf_config)
         self._tokenizer.encode_special_tokens = config.split_special_tokens
+        # what is put before or around an input: the longest prompt, or a template
+        self._added_chars = max(map(len, [model.default_prompt or "", *model.prompts.values()]))
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
@@ -47,7 +49,7 @@ class Tokenizer:
 
     async def encode(self, input: Input) -> Encoding:
         """The input as the model will see it. Raises ValidationError, TokenizationError."""
-        return await self._run(input.chars, lambda: self._encode(input))
+        return await self._run(input.chars + self._added_chars, lambda: self._encode(input))
 
     async def tokenize(self, text: str, *, add_special_tokens: bool, prompt_name: str | None) -> list[SimpleToken]:
         """Every token of the prompt and the text. Raises ValidationError, TokenizationError."""

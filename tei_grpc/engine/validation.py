@@ -46,10 +46,13 @@ def check_tokens(tokens: int, max_input_length: int) -> None:
         raise ValidationError(f"`inputs` must have less than {max_input_length} tokens. Given: {tokens}")
 
 
-def check_ids(ids: Sequence[int]) -> None:
-    """An input of Decode."""
+def check_ids(model: ModelConfig, ids: Sequence[int]) -> None:
+    """An input of Decode: some ids, no more than an input may have characters."""
     if not ids:
         raise ValidationError("`input_ids` cannot be empty")
+    limit = max_chars(model.max_input_length)
+    if len(ids) > limit:
+        raise ValidationError(f"`input_ids` must have less than {limit} ids. Given: {len(ids)}")
 
 
 def check_dimensions(dimensions: int | None, embedding_size: int) -> None:

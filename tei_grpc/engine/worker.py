@@ -84,6 +84,7 @@ class Worker:
         finally:
             if not self._queue.closed:
                 self._set_healthy(False)
+            self._call(self._settle, StartupError("The model could not be loaded: its thread ended"))
             self._fail([*self._running, *self._queue.close()], lambda: UnavailableError(GONE))
 
     def _load(self) -> "Runner | None":
@@ -91,6 +92,7 @@ class Worker:
             runner = self._load_runner()
             runner.warm_up()
             self._queue.max_tokens = runner.choose_budget(self._config.max_batch_tokens)
+            logger.info("batches have up to %d tokens", self._queue.max_tokens)
         except Exception as error:
             self._call(self._settle, _startup_error(error))
             self._queue.close()

@@ -183,14 +183,15 @@ def _by_head(states: Tensor, texts: int, shared: int, padded: int, dtype: torch.
 def _restrict(scores: Tensor, block: Block, mask: Mask) -> None:
     """Put the mask on scores [texts, heads, queries, keys], in place."""
     if mask.is_windowed:
-        scores.add_(_window(mask.left, mask.right, block.length).to(scores))
+        window = _window(mask.left, mask.right, 1 << (block.length - 1).bit_length())
+        scores.add_(window[: block.length, : block.length].to(scores))
     if mask.bias is not None:
         scores.add_(mask.bias(block))
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def _window(left: int | None, right: int | None, length: int) -> Tensor:
-    """0 where the query sees the key, HIDDEN elsewhere: float32 [length, length]."""
+    """0 where the query sees the key, HIDDEN elsewhere: float32 [length, length]; a shorter text takes its corner."""
     return _band(left, right, slice(0, length), slice(0, length))
 
 

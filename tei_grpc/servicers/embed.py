@@ -11,6 +11,9 @@ from tei_grpc.rpc.requests import input_of
 from tei_grpc.rpc.streams import answer_in_order
 from tei_grpc.types import Caller, EmbedAllResult, EmbedResult, EmbedSparseResult
 
+SPECIAL_TOKENS = 8  # more than any tokenizer adds
+FLOAT_BYTES = 4
+
 
 class EmbedServicer(tei_pb2_grpc.EmbedServicer):
     """Pooled, per-token and sparse vectors. Replies are bytes already where they hold arrays."""
@@ -38,7 +41,7 @@ class EmbedServicer(tei_pb2_grpc.EmbedServicer):
 
     async def EmbedAllStream(self, requests: AsyncIterator[tei_pb2.EmbedAllRequest], context: Context) -> None:
         """One vector per token, per message."""
-        await answer_in_order(self._embed_all_reply, context, window=self._window)
+        await answer_in_order(self._embed_all_reply, context, window=self._window, cost=self._embed_all_bytes)
 
     async def EmbedSparse(self, request: tei_pb2.EmbedSparseRequest, context: Context) -> tei_pb2.EmbedSparseResponse:
         """One vocabulary-sized vector as its non-zero entries."""
@@ -49,6 +52,14 @@ class EmbedServicer(tei_pb2_grpc.EmbedServicer):
     async def EmbedSparseStream(self, requests: AsyncIterator[tei_pb2.EmbedSparseRequest], context: Context) -> None:
         """One sparse vector per message."""
         await answer_in_order(self._embed_sparse_reply, context, window=self._window)
+
+    def _embed_all_bytes(self, request: tei_pb2.EmbedAllRequest) -> int:
+        """Bytes of the reply, at the most: no tokenizer makes more tokens than bytes, beside those of a prompt."""
+        info = self._engine.info
+        tokens = info.max_input_length
+        if len(request.inputs) < tokens and not info.prompts:
+            tokens = min(tokens, len(request.inputs.encode()) + SPECIAL_TOKENS)
+        return tokens * info.hidden_size * FLOAT_BYTES
 
     async def _embed(self, request: tei_pb2.EmbedRequest, caller: Caller) -> EmbedResult:
         return await self._engine.embed(

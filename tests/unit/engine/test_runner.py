@@ -112,11 +112,6 @@ def test_warm_up_and_check_run_for_every_kind_of_model(bert: Path, tmp_path: Pat
         runner.check()
 
 
-def test_other_devices_are_refused(bert: Path) -> None:
-    with pytest.raises(StartupError, match="`device` 'cuda'"):
-        load(bert, device="cuda")
-
-
 def test_unsupported_model_type_is_named(own_bert: Path) -> None:
     edit_config(own_bert, model_type="nonesuch")
     with pytest.raises(StartupError, match=r"'nonesuch'.*bert.*roberta"):

@@ -83,7 +83,13 @@ def test_no_token_at_all_is_refused():
 
 
 def test_no_ids_are_refused():
-    assert refusal(validation.check_ids, []) == "Input validation error: `input_ids` cannot be empty"
+    assert refusal(validation.check_ids, EMBEDDER, []) == "Input validation error: `input_ids` cannot be empty"
+
+
+def test_more_ids_than_an_input_may_have_characters_are_refused():
+    validation.check_ids(EMBEDDER, [0] * 2000)
+    text = "Input validation error: `input_ids` must have less than 2000 ids. Given: 2001"
+    assert refusal(validation.check_ids, EMBEDDER, [0] * 2001) == text
 
 
 @pytest.mark.parametrize("dimensions", [None, 1, 32])

@@ -123,3 +123,11 @@ def test_large_scores_do_not_overflow() -> None:
     query = torch.full((4, 1, 8), 1e4)
     found = attention(query, (query, query), packed_inputs(4), scale=1.0)
     torch.testing.assert_close(found, query.flatten(1))
+
+
+def test_windows_are_kept_for_few_lengths() -> None:
+    module._window.cache_clear()
+    for length in range(1, 130):
+        states = torch.zeros(length, 1, 8)
+        attention(states, (states, states), packed_inputs(length), scale=1.0, mask=CAUSAL)
+    assert module._window.cache_info().currsize == 9  # 1, 2, 4, ... 256
