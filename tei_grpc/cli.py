@@ -44,6 +44,8 @@ class _Parser(argparse.ArgumentParser):
         if flags := [text.partition("=")[0] for text in unknown if text.startswith("-")]:
             self.error(f"unknown option {', '.join(f'`{flag}`' for flag in flags)}")
         if unknown:
+            if unknown[0] == argv[0]:
+                self.error(f"`{argv[0]}` is no command; there are: {', '.join(COMMANDS)}")
             self.error("a value without an option; every value follows its `--option`")
         return vars(namespace)
 
@@ -107,6 +109,7 @@ def _serve(flags: Mapping[str, object]) -> int:
         settings.api_keys()
     except StartupError as error:
         return _complain(error.message, USAGE_ERROR)
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its own lines about every failed handshake fit no log format
     _start_logging(settings, warnings)
     return _run_server(settings)
 
@@ -120,6 +123,8 @@ def _start_logging(settings: "Settings", warnings: list[str]) -> None:
     logs.configure(settings.log_level, json_output=settings.json_output, disable_spans=settings.disable_spans)
     logger = logging.getLogger("tei_grpc.cli")
     logger.info("Starting tei-grpc %s", __version__, extra={"options": describe(settings)})
+    if logs.parse_levels(settings.log_level) == {"": logging.INFO} and settings.log_level.strip().lower() != "info":
+        logger.warning("`--log-level` (LOG_LEVEL) %r cannot be read; `info` is used", settings.log_level)
     for warning in warnings:
         logger.warning("%s", warning)
 

@@ -222,8 +222,8 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str]) -> tuple[Setti
 
 
 def describe(settings: BaseModel) -> dict[str, object]:
-    """Return every option's value, fit for a log: secrets are masked."""
-    return settings.model_dump(mode="json")
+    """Return the options that were given, fit for a log: secrets are masked."""
+    return settings.model_dump(mode="json", exclude_defaults=True)
 
 
 def _read_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -21,6 +22,8 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Found]]
 Decode = Callable[[bytes], Any]
 Encode = Callable[[Any], bytes]
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 EXEMPT = ("/grpc.health.v1.Health/", "/grpc.reflection.")  # probes and tools: no key, and at any time
 SHUTTING_DOWN = "The server is shutting down"
@@ -87,8 +90,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return cause
 
     def _fail(self, error: BaseException, method: str | None) -> Status:
-        """Count a request that failed before the engine could."""
+        """Count, and log, a request that failed before the engine could."""
         if method is not None and isinstance(error, TeiError) and not error.is_counted:
+            logger.error("%s", error.message, extra={"method": method})
             self._metrics.request_started(method)
             self._metrics.request_failed(method, error.kind)
         return status_of(error, current_call().id)

@@ -105,6 +105,7 @@ class GrpcServer:
         await drain(self._server, self._calls, grace=self._config.shutdown_grace)
         await self._health_server.stop(CUT_SECONDS)
         await self._engine.stop()
+        logger.info("Stopped")
 
     async def _load(self, addresses: Addresses) -> None:
         where = _join(addresses.serving)
@@ -115,7 +116,7 @@ class GrpcServer:
             notices.warn_if_open(addresses.serving)
         await self._engine.start()
         notices.note_large_replies(self._engine.info, self._config.max_send_message_size)
-        example = _example(addresses.serving[0].local, encrypted=self._config.tls_cert is not None)
+        example = _example(addresses.serving[0].local, self._config, with_key=bool(self._keys))
         logger.info("Serving on %s. Try: %s", where, example, extra=notices.describe(self._engine.info))
 
     def _compose(self) -> grpc.aio.Server:
@@ -164,13 +165,15 @@ def _join(addresses: list[Address]) -> str:
     return ", ".join(address.bound for address in addresses)
 
 
-def _example(address: str, *, encrypted: bool) -> str:
+def _example(address: str, config: ServerConfig, *, with_key: bool) -> str:
     """Return a command to try the server with."""
-    where = address
+    where, trust = address, "-plaintext"
     if address.startswith("unix:"):
-        where, encrypted = f"-unix {address.removeprefix('unix:')}", False
-    trust = "-cacert CA.pem" if encrypted else "-plaintext"
-    return f"""grpcurl -d '{{"inputs": "What is Deep Learning"}}' {trust} {where} tei.v1.Embed/Embed"""
+        where = f"-unix {address.removeprefix('unix:')}"
+    elif config.tls_cert is not None:
+        trust = "-cacert CA.pem" + (" -cert CERT.pem -key KEY.pem" if config.tls_client_ca is not None else "")
+    key = " -H 'authorization: Bearer KEY'" if with_key else ""
+    return f"""grpcurl -d '{{"inputs": "What is Deep Learning"}}' {trust}{key} {where} tei.v1.Embed/Embed"""
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:

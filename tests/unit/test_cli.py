@@ -99,8 +99,12 @@ def test_unknown_and_shortened_options_are_refused(capsys: pytest.CaptureFixture
     assert f"unknown option `{argv[0].split('=')[0]}`" in error(capsys, *argv)
 
 
+def test_word_that_is_no_command_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "`helth` is no command; there are: health, models" in error(capsys, "helth")
+
+
 def test_stray_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a value without an option" in error(capsys, "org/model")
+    assert "a value without an option" in error(capsys, "--port", "1", "org/model")
 
 
 @pytest.mark.parametrize(
@@ -118,11 +122,19 @@ def test_error_never_shows_a_secret(capsys: pytest.CaptureFixture[str], argv: li
     assert "SESAME" not in error(capsys, *argv)
 
 
-def test_start_lists_all_options_but_no_secret(served: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_lists_the_options_that_were_given_but_no_secret(
+    served: list[Settings], capsys: pytest.CaptureFixture[str]
+) -> None:
     cli.main(["--model-id", "org/model", "--api-key", "SESAME", "--hf-api-token", "hf_SESAME", "--json-output"])
     output = capsys.readouterr().out
-    assert all(f'"{name}"' in output for name in Settings.model_fields)
+    assert all(f'"{name}"' in output for name in ("model_id", "api_key", "hf_token", "json_output"))
+    assert '"payload_limit"' not in output
     assert "SESAME" not in output
+
+
+def test_log_level_that_cannot_be_read_is_said(served: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--model-id", "org/model", "--log-level", "loud"])
+    assert "`--log-level` (LOG_LEVEL) 'loud' cannot be read; `info` is used" in capsys.readouterr().out
 
 
 def test_warnings_go_to_the_log(served: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
