@@ -1,4 +1,4 @@
-"""The nouns that travel the line: input, encoding, entry, batch, output, timings, and what callers get back."""
+"""The nouns that travel the line: input, encoding, entry, batch, output, metadata, and what callers get back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,5 +1,6 @@
 """From a hub id or a directory to a folder of files. A directory never opens a connection."""
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -9,35 +10,40 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.errors import StartupError
 from tei_grpc.loading.progress import download_bars
 from tei_grpc.loading.sentence_transformers import AFTER_POOLING
+from tei_grpc.loading.token_heads import COLBERT, LEXICAL
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = ["*.json", "*.txt", "*.model", "*.jinja"]
 SAFETENSORS = ["model.safetensors", "model-*.safetensors", "*/model.safetensors"]
-TOKEN_HEADS = ["sparse_linear.pt", "colbert_linear.pt"]  # bge-m3 has them as pickles only
+TOKEN_HEADS = [LEXICAL, COLBERT]  # bge-m3 has them as pickles only
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "tf_model*", "flax_model*"]
 
 
-class Checkpoint(NamedTuple):
+class Snapshot(NamedTuple):
     """A folder with a checkpoint's files, and the commit they are from, where that is known."""
 
     folder: Path
     sha: str | None
 
 
-def fetch(config: EngineConfig) -> Checkpoint:
+def fetch(config: EngineConfig) -> Snapshot:
     """The folder of `config.model_id`: a directory as it is, else a hub id, from the cache or downloaded into it.
 
     Weights come as safetensors; pickles are fetched only where there are none. Raises StartupError.
     """
     folder = Path(os.path.expanduser(config.model_id))
     if os.path.isdir(folder):
-        return Checkpoint(folder, _commit(folder.resolve()))
+        if config.revision is not None:
+            logger.warning("`--revision` has no effect on a directory")
+        return Snapshot(folder, _commit(folder.resolve()))
     if folder.is_absolute() or config.model_id.startswith((".", "~")):
         raise StartupError(f"`--model-id`: there is no directory `{config.model_id}`")
     folder = _download(config, DESCRIPTION + SAFETENSORS + TOKEN_HEADS)
     if pickles := _wanted_pickles(folder, config.dense_path):
         folder = _download(config, DESCRIPTION + SAFETENSORS + TOKEN_HEADS + pickles)
-    return Checkpoint(folder, _commit(folder))
+    return Snapshot(folder, _commit(folder))
 
 
 def _wanted_pickles(folder: Path, dense_path: str | None) -> list[str]:

@@ -20,8 +20,10 @@ from tei_grpc.types import Info, Kind, Metadata
 
 METHODS: Final = ("single", "batch", "stream")
 REASONS: Final = ("cancelled", "expired")
-ERRORS: Final = tuple(str(kind) for kind in ErrorKind if kind != ErrorKind.STARTUP)
+# no caller sees a startup error; a deadline that passed is a request dropped as expired
+ERRORS: Final = tuple(str(kind) for kind in ErrorKind if kind not in (ErrorKind.STARTUP, ErrorKind.DEADLINE))
 NS_PER_S: Final = 1e9
+FROM_PERMIT: Final = "Seconds from the permit to the answer"
 DURATION_BUCKETS: Final = tuple(1e-5 * 1.5**k for k in range(1, 36))
 FILL_BUCKETS: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 BUILD_LABELS: Final = ("version", "sha", "model_id", "model_sha", "dtype", "device")
@@ -38,11 +40,11 @@ def powers_of_two(limit: int) -> tuple[float, ...]:
 class _Durations:
     """The four times of an answer, in seconds, as histograms `te_{group}_*`."""
 
-    def __init__(self, group: str, registry: CollectorRegistry) -> None:
+    def __init__(self, group: str, registry: CollectorRegistry, total: str) -> None:
         def histogram(part: str, text: str) -> Histogram:
             return Histogram(f"te_{group}_{part}", text, registry, bounds=DURATION_BUCKETS, per_unit=NS_PER_S)
 
-        self._total = histogram("duration", "Seconds from arrival to answer")
+        self._total = histogram("duration", total)
         self._tokenization = histogram("tokenization_duration", "Seconds in the tokenizer")
         self._queue = histogram("queue_duration", "Seconds in the queue")
         self._inference = histogram("inference_duration", "Seconds in the model")
@@ -60,7 +62,7 @@ class _Group:
     def __init__(self, group: str, registry: CollectorRegistry) -> None:
         self.count = Counter(f"te_{group}_count", f"Inputs to {group}", registry)
         self.success = Counter(f"te_{group}_success", f"Inputs to {group} that were answered", registry)
-        self.durations = _Durations(group, registry)
+        self.durations = _Durations(group, registry, FROM_PERMIT)
 
 
 class _Runner:
@@ -70,7 +72,7 @@ class _Runner:
         self.size = Histogram("te_batch_next_size", "Inputs in a batch", registry, bounds=powers_of_two(4096))
         self.tokens = Histogram("te_batch_next_tokens", "Tokens in a batch", registry, bounds=powers_of_two(2**20))
         self.fill = Histogram(
-            "te_batch_fill", "Tokens of a batch over --max-batch-tokens", registry, bounds=FILL_BUCKETS
+            "te_batch_fill", "Tokens of a batch over the most that it may have", registry, bounds=FILL_BUCKETS
         )
         self.busy = Counter("te_runner_busy_seconds", "Seconds in which the model ran", registry)
         self.recoveries = Counter(
@@ -95,7 +97,7 @@ class Metrics:
             "te_request_failure", "Requests that ended in an error", registry, err=ERRORS, method=METHODS
         )
         self._truncated = Counter("te_request_truncated", "Inputs that were cut to fit", registry)
-        self._durations = _Durations("request", registry)
+        self._durations = _Durations("request", registry, f"{FROM_PERMIT}; for Rerank from the start of the call")
         embed, predict = _Group("embed", registry), _Group("predict", registry)
         self._groups = {kind: predict if kind is Kind.PREDICT else embed for kind in Kind}
         self._runner = _Runner(registry)

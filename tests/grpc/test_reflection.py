@@ -1,5 +1,4 @@
 import asyncio
-import shutil
 import sys
 from pathlib import Path
 
@@ -66,9 +65,7 @@ async def test_unknown_symbol_is_an_error_in_the_reply(served, version):
 
 
 async def test_grpcurl_needs_no_proto_file(served):
-    grpcurl = shutil.which("grpcurl", path=str(Path(sys.executable).parent))
-    if grpcurl is None:
-        pytest.skip("grpcurl is not installed beside this interpreter")
+    grpcurl = Path(sys.executable).with_name("grpcurl")
     arguments = ("-plaintext", "-d", '{"inputs": "w0", "normalize": false}', served.address, "tei.v1.Embed/Embed")
     process = await asyncio.create_subprocess_exec(grpcurl, *arguments, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()

@@ -186,10 +186,15 @@ def test_answered_input_records_its_four_times_in_seconds(metrics: Metrics) -> N
     assert [value(metrics, f"te_embed_{part}_sum") for part in PARTS] == pytest.approx([0.004, 0.001, 0.002, 0.0005])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ErrorKind if kind != ErrorKind.STARTUP])
+@pytest.mark.parametrize("kind", sorted(set(ErrorKind) - {ErrorKind.STARTUP, ErrorKind.DEADLINE}))
 def test_failure_is_counted_by_kind_and_method(metrics: Metrics, kind: ErrorKind) -> None:
     metrics.request_failed("stream", kind)
     assert value(metrics, f'te_request_failure{{err="{kind}",method="stream"}}') == 1
+
+
+@pytest.mark.parametrize("kind", [ErrorKind.STARTUP, ErrorKind.DEADLINE])
+def test_what_never_ends_as_a_failure_has_no_series(metrics: Metrics, kind: ErrorKind) -> None:
+    assert f'err="{kind}"' not in metrics.render().decode()
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "expired"])
