@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check --quiet --quiet
 MINILM := .models/all-MiniLM-L6-v2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto proto-check docs docs-check docker build go-client chaos
+.PHONY: help run test lint format proto proto-check docs docs-check docker build go-client chaos bench bench-peers
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,18 @@ docs-check: $(VENV)/.made ## fail when the list of models in the docs is stale
 chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls against a server of our own
 	@$(BIN)/python scripts/fetch_demo_model.py minilm
 	$(BIN)/python tests/chaos/abuse.py --calls 10000
+
+bench: $(VENV)/.made ## all benchmarks in a short form (see benchmarks/README.md)
+	@$(BIN)/python scripts/fetch_demo_model.py minilm
+	$(BIN)/python -m benchmarks --short $(ARGS)
+
+bench-peers: .venv-peers/.made ## what `benchmarks.compare` compares with, in an environment of its own
+
+.venv-peers/.made: Makefile
+	@$(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python $(PIP) install onnx==1.23.2 onnxruntime==1.32.0 onnxscript==0.7.2 openvino==2026.4.1 \
+		sentence-transformers==6.2.0 torch==2.13.0 transformers==5.24.0
+	@touch $@
 
 docker: ## the image, on CPU: TORCH_INDEX picks torch's wheels
 	docker build -f Dockerfile-grpc -t tei-grpc:cpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .

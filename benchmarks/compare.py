@@ -1,6 +1,6 @@
 """Ours against sentence-transformers, onnxruntime, OpenVINO and infinity: the same texts, in turns, offline.
 
-    make bench-peers
+    make bench-peers        # once
     python -m benchmarks.compare [--model bert-base] [--workloads QP] [--subjects ours openvino]
 
 Every subject is a process of its own with as many threads as cores, pinned to the same cores, loaded beforehand; only
@@ -34,7 +34,12 @@ NEEDS = {
     "openvino": "openvino",
     "infinity": "infinity_emb",
 }
-ONLY_FLOAT32 = ("onnxruntime", "infinity")
+DTYPES = {  # of those that do not have all
+    "sentence-transformers": ("float32", "bfloat16"),
+    "onnxruntime": ("float32",),
+    "openvino": ("float32", "bfloat16"),
+    "infinity": ("float32",),
+}
 ALIKE = {"float32": 0.9999, "bfloat16": 0.99, "int8": 0.97}  # smallest cosine to our float32 vectors
 
 
@@ -46,14 +51,16 @@ class Subject:
         self.dtype = dtype
         self.base = f"fastest peer {dtype}" if name == OURS else ""
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        self._process = subprocess.Popen(
-            [_python(name), str(ROOT / "benchmarks" / "peers.py"), name, dtype, str(folder), str(texts), cores],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._log = texts.with_name(f"{self.name}.log")
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [_python(name), str(ROOT / "benchmarks" / "peers.py"), name, dtype, str(folder), str(texts), cores],
+                env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         self._read()
 
     def seconds(self, workload: str, *, cpu_time: bool) -> float:
@@ -71,8 +78,8 @@ class Subject:
         return found
 
     def close(self) -> None:
-        """End the process."""
-        self._process.communicate(timeout=60)
+        """Close its stdin, which ends it."""
+        self._process.communicate()
 
     def _order(self, **order: str) -> None:
         print(json.dumps(order), file=self._process.stdin, flush=True)
@@ -80,8 +87,7 @@ class Subject:
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout else ""
         if not line:
-            _, errors = self._process.communicate()
-            raise SystemExit(f"{self.name} ended: {errors[-2000:]}")
+            raise SystemExit(f"{self.name} ended: {self._log.read_text()[-2000:]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -108,7 +114,7 @@ def started(options: Options, names: Sequence[str], workloads: dict[str, Texts])
         subjects = []
         for dtype in options.dtypes:
             for name in names:
-                if dtype == "float32" or name not in ONLY_FLOAT32:
+                if dtype in DTYPES.get(name, (dtype,)):
                     subjects.append(Subject(name, dtype, options.folder, texts))
                     stack.callback(subjects[-1].close)
         check(subjects, list(workloads), scratch / "vectors.npy")

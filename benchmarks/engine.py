@@ -33,7 +33,7 @@ class Subject:
     """One dtype: its limit, its runner, its engine."""
 
     def __init__(self, folder: Path, dtype: str, loop: asyncio.Runner) -> None:
-        config = EngineConfig(model_id=str(folder), dtype=dtype)  # type: ignore[arg-type]
+        config = EngineConfig(model_id=str(folder), dtype=dtype)
         self._shape = Shape.read(folder)
         self._gemm = Gemm(self._shape, dtype) if dtype in MEASURED else None
         self._runner = Runner(read_model_config(folder, config), config)

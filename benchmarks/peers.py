@@ -28,7 +28,7 @@ def open_ours(folder: Path, threads: int, dtype: str) -> Encode:
     from tei_grpc.types import Caller
 
     loop, waiting = asyncio.Runner(), Caller(waits=True)
-    engine = Engine(EngineConfig(model_id=str(folder), dtype=dtype))  # type: ignore[arg-type]
+    engine = Engine(EngineConfig(model_id=str(folder), dtype=dtype))
     loop.run(engine.start())
 
     async def embed(texts: Sequence[str]) -> np.ndarray:
@@ -53,12 +53,12 @@ def open_sentence_transformers(folder: Path, threads: int, dtype: str) -> Encode
 
 
 def open_onnxruntime(folder: Path, threads: int, dtype: str) -> Encode:
-    """Padded batches, one after the other, on all threads; the graph with onnxruntime's own fusions for BERT."""
+    """Padded batches, one after the other, on all threads."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(_fused(folder), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(export(folder)), options, providers=["CPUExecutionProvider"])
     names = {given.name for given in session.get_inputs()}
 
     def run(batches: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
@@ -89,7 +89,7 @@ def open_openvino(folder: Path, threads: int, dtype: str) -> Encode:
 
 
 def open_infinity(folder: Path, threads: int, dtype: str) -> Encode:
-    """infinity's engine on torch, without its HTTP server."""
+    """The engine of infinity, on torch, without its HTTP server."""
     import torch
     from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
@@ -148,7 +148,7 @@ def _pad(texts: list[list[int]]) -> dict[str, np.ndarray]:
 
 
 def _mean(hidden: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    summed = np.einsum("bth,bt->bh", hidden, mask.astype(np.float32))  # the norm takes the count away
+    summed: np.ndarray = np.einsum("bth,bt->bh", hidden, mask.astype(np.float32))  # the norm takes the count away
     return summed / np.linalg.norm(summed, axis=1, keepdims=True)
 
 
@@ -176,18 +176,6 @@ def export(folder: Path) -> Path:
     return file
 
 
-def _fused(folder: Path) -> bytes:
-    """The graph after `onnxruntime.transformers.optimizer`; the plain one where that fuses nothing."""
-    import onnx
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    config = json.loads((folder / "config.json").read_text())
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    fused = optimize_model(str(export(folder)), model_type="bert", num_heads=heads, hidden_size=hidden)
-    print(f"onnxruntime fused {fused.get_fused_operator_statistics()}", file=sys.stderr)
-    return bytes(onnx.ModelProto.SerializeToString(fused.model))
-
-
 def main() -> None:
     """`peers.py NAME DTYPE FOLDER TEXTS.json CORES`: answer each line, the name of a workload, with seconds."""
     name, dtype, folder, texts_file, cores = sys.argv[1:]
@@ -205,6 +193,7 @@ def main() -> None:
         if order.get("save"):
             np.save(order["save"], vectors)
             _say(answers, {"saved": True})
+    os._exit(0)  # OpenVINO's teardown, at times, never ends
 
 
 def _say(answers: Any, answer: dict[str, Any]) -> None:

@@ -13,10 +13,12 @@ mixed     queries of ten tokens and passages, half and half, at 30 % of the rate
 """
 
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.client import Client, Requests, percentiles, requests_of
@@ -36,6 +38,7 @@ WAITING = Caller(waits=True)
 SINGLE_TOKENS, SINGLE_CALLS = 16, 200
 QUERY_TOKENS = 10
 MIXED_LOAD = 0.3
+CALLS = 64  # at most, of each caller
 
 
 class Side(NamedTuple):
@@ -57,10 +60,11 @@ class Part:
         self.loads = loads
         self.rates = Measurements("texts/s")
         self.latencies = Measurements("ms")
+        self.memory = Measurements("MB")
 
     def rows(self) -> list[Row]:
         """Rates first."""
-        return [*self.rates.rows(), *self.latencies.rows()]
+        return [*self.rates.rows(), *self.latencies.rows(), *self.memory.rows()]
 
 
 async def run_closed(side: Side, part: Part, name: str, workload: Texts) -> float:
@@ -73,9 +77,9 @@ async def run_closed(side: Side, part: Part, name: str, workload: Texts) -> floa
     rate = 0.0
     for callers in part.callers:
         start, wall = clock(), time.perf_counter()
-        latencies = await side.client.closed_loop(requests, callers)
-        rate = len(requests) / (time.perf_counter() - wall)
-        part.rates.add(name, f"{callers} callers", len(requests) / (clock() - start), "engine, offline")
+        latencies = await side.client.closed_loop(requests[: callers * CALLS], callers)
+        rate = len(latencies) / (time.perf_counter() - wall)
+        part.rates.add(name, f"{callers} callers", len(latencies) / (clock() - start), "engine, offline")
         for percentile, value in percentiles(latencies):
             part.latencies.add(name, f"{callers} callers, {percentile}", value)
     return rate
@@ -130,6 +134,7 @@ async def _percentiles_at(client: Client, requests: Requests, every: int) -> dic
 async def measure(side: Side, part: Part) -> None:
     """All rounds; a first one, of calls in a closed loop, warms up."""
     workloads = side.options.workloads()
+    part.memory.add("memory", "resident, idle", resident_mb(side.server.pid))
     for workload in workloads.values():
         await side.client.closed_loop(requests_of(workload.texts), 64)
     for _ in range(side.options.rounds):
@@ -139,19 +144,26 @@ async def measure(side: Side, part: Part) -> None:
             await run_open(side, part, name, workload, rate)
         if "P" in workloads:
             await run_mixed(side, part, workloads["P"])
+    part.memory.add("memory", "resident, after all", resident_mb(side.server.pid))
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process, in MB of 10^6 bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @asynccontextmanager
 async def sides(options: Options, server: Server, echo: Server) -> AsyncIterator[Side]:
     """Clients of both servers, an engine and a runner of our own."""
-    config = EngineConfig(model_id=str(options.folder), dtype=options.dtypes[0])  # type: ignore[arg-type]
+    config = EngineConfig(model_id=str(options.folder), dtype=options.dtypes[0])
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(Engine(config))
         runner = Runner(read_model_config(options.folder, config), config)
-        clients = [Client(server.address), Client(echo.address)]
-        for client in clients:
-            stack.push_async_callback(client.close)
-        yield Side(options, server, *clients, engine, runner)
+        client, echoing = Client(server.address), Client(echo.address)
+        stack.push_async_callback(client.close)
+        stack.push_async_callback(echoing.close)
+        yield Side(options, server, client, echoing, engine, runner)
 
 
 async def run(options: Options, part: Part, server: Server, echo: Server) -> None:

@@ -102,10 +102,8 @@ async def serve(kind: str, folder: str, options: Sequence[str]) -> None:
     )
     metrics = Metrics()
     model = read_model_config(Path(folder), settings)
-    weightless = kind == "weightless"
-    device = (
-        FakeDevice(model, settings, metrics, WeightlessRunner()) if weightless else Worker(model, settings, metrics)
-    )
+    runner = WeightlessRunner() if kind == "weightless" else None
+    device = Worker(model, settings, metrics) if runner is None else FakeDevice(model, settings, metrics, runner)
     engine = Engine(settings, device, metrics)
     server = GrpcServer(settings, engine)
     addresses = await server.start()

@@ -149,6 +149,11 @@ def _whole_second(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what grpc reports, with a traceback, when a caller has left just as its answer was being sent."""
+    return "ExecuteBatchError" not in record.getMessage()
+
+
 def configure(level: str, *, json_output: bool, disable_spans: bool, stream: TextIO | None = None) -> None:
     """Send all records to stdout (or `stream`); replaces what was configured before."""
     handler = BurstHandler(stream or sys.stdout)
@@ -161,6 +166,7 @@ def configure(level: str, *, json_output: bool, disable_spans: bool, stream: Tex
     for name, number in parse_levels(level).items():
         logging.getLogger(name).setLevel(number)
     logging.captureWarnings(True)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
     # nobody reads these, and each record would pay for them
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 

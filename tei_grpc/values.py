@@ -65,7 +65,7 @@ def _one_or_many(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, lt=2**32)]
 Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
 Device = Annotated[str, AfterValidator(_check_device)]
 IpLiteral = Annotated[str, AfterValidator(_check_ip)]

@@ -1,6 +1,7 @@
 """The engine: each public verb is the list of stages that a request walks. It is the Python API, too."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from tei_grpc.engine.info import describe
 from tei_grpc.engine.request import Books, Request
 from tei_grpc.engine.reranking import Answer, Reranking, all_in_order
 from tei_grpc.engine.tokenizer import Tokenizer
-from tei_grpc.errors import DeadlineError, UnavailableError
+from tei_grpc.errors import DeadlineError, StartupError, UnavailableError
 from tei_grpc.loading import hub
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
 from tei_grpc.metrics import Metrics
@@ -40,6 +41,8 @@ from tei_grpc.types import (
     SimpleToken,
     State,
 )
+
+logger = logging.getLogger(__name__)
 
 UNARY = Caller()
 SCORING = Scoring()
@@ -75,6 +78,7 @@ class Engine:
         self._device = device
         self._loaded: Loaded | None = None
         self._info: Info | None = None
+        self._is_started = False
         self._watchers: list[Callable[[State], None]] = []
         self._pending: dict[int, asyncio.Future[Output]] = {}
         self._ids = count()
@@ -96,18 +100,37 @@ class Engine:
         await self.stop()
 
     async def start(self) -> None:
-        """Find the checkpoint, load it, warm it up. Raises StartupError."""
+        """Find the checkpoint, load it, warm it up; once in an engine's life. Raises StartupError."""
+        if self._is_started:
+            raise StartupError("An engine can be started once; make a new one")
+        self._is_started = True
+        try:
+            await self._load()
+        except (StartupError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # a file holds what nobody thought of
+            logger.debug("loading failed", exc_info=error)
+            text = f"`{self.config.model_id}` cannot be loaded: {type(error).__name__}: {error}"
+            raise StartupError(text) from error
+
+    async def _load(self) -> None:
         checkpoint = await asyncio.to_thread(hub.fetch, self.config)
         model = await asyncio.to_thread(read_model_config, checkpoint.folder, self.config)
         tokenizer = await asyncio.to_thread(Tokenizer, model, self.config)
+        self._check_wanted()
         self.metrics.serve_model(model.max_input_length)
         if self._device is None:
             self._device = _local_device(model, self.config, self.metrics)
         facts = await self._device.start(self._deliver, self._follow_device)
+        self._check_wanted()
         self._loaded = Loaded(model, tokenizer, self._device, facts)
         self._info = describe(self.config, model, facts, sha=checkpoint.sha, tokenization_workers=tokenizer.workers)
         self.metrics.describe(self._info)
         self._set_state(State.SERVING)
+
+    def _check_wanted(self) -> None:
+        if self.state is State.DRAINING:
+            raise StartupError("The engine was stopped while it was loading")
 
     async def stop(self) -> None:
         """Fail what still waits with UnavailableError and let go of the model."""

@@ -76,7 +76,7 @@ class Request:
     def _enter_error(self, error: BaseException) -> str:
         """Count what the request ended with; return the kind of error, or the reason why it was dropped."""
         if isinstance(error, asyncio.CancelledError):
-            if not _task_is_cancelled():
+            if not task_is_cancelled():
                 return self._fail(ErrorKind.INFERENCE, "cancelled inside the server")
             return self._drop("expired" if self._is_expired() else "cancelled")
         if not isinstance(error, TeiError):
@@ -100,7 +100,8 @@ class Request:
         return self._caller.deadline_ns is not None and self._caller.deadline_ns <= time.monotonic_ns()
 
 
-def _task_is_cancelled() -> bool:
+def task_is_cancelled() -> bool:
+    """Whether somebody wants the current task itself to end, rather than a future that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

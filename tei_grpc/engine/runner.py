@@ -277,6 +277,8 @@ def _load_family(family: type[Model], model: ModelConfig, lora_task: str | None,
             built = family(Blueprint(config, _head(model, family), len(model.labels), tensors))
     except KeyError as error:
         raise StartupError(f"config.json lacks {error}, which `model_type` {model.model_type} needs") from error
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        raise StartupError(f"config.json does not describe a model of type {model.model_type}: {error}") from error
     load_weights(built, checkpoint, family.names, dtype=dtype)
     return built
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import validation
+from tei_grpc.engine.request import task_is_cancelled
 from tei_grpc.engine.templating import encode_pair
-from tei_grpc.errors import TeiError, TokenizationError
+from tei_grpc.errors import TeiError, TokenizationError, UnavailableError
 from tei_grpc.loading.chat_template import PairTemplate
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.loading.tokenizer_files import read_tokenizer
@@ -29,6 +30,7 @@ T = TypeVar("T")
 INLINE_CHARS = 256
 
 MAX_WORKERS = 64
+CLOSED = "The server is shutting down"
 
 
 class Tokenizer:
@@ -41,10 +43,12 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = config.split_special_tokens
         # what is put before or around an input: the longest prompt, or a template
         self._added_chars = max(map(len, [model.default_prompt or "", *model.prompts.values()]))
+        self._is_closed = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
-        """End the pool; what has not begun is dropped."""
+        """End the pool; what has not begun fails with UnavailableError."""
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, input: Input) -> Encoding:
@@ -65,9 +69,15 @@ class Tokenizer:
             if size <= INLINE_CHARS:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except (TeiError, asyncio.CancelledError):
+        except TeiError:
+            raise
+        except asyncio.CancelledError:
+            if self._is_closed and not task_is_cancelled():
+                raise UnavailableError(CLOSED) from None
             raise
         except Exception as error:
+            if self._is_closed:
+                raise UnavailableError(CLOSED) from None
             raise TokenizationError("tokenizer error: the input could not be tokenized") from error
 
     def _encode(self, input: Input) -> Encoding:

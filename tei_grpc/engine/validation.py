@@ -59,7 +59,7 @@ def check_dimensions(dimensions: int | None, embedding_size: int) -> None:
     """1 to `embedding_size`, where given."""
     if dimensions is None:
         return
-    if dimensions == 0:
+    if dimensions < 1:
         raise ValidationError("`dimensions` should be positive")
     if dimensions > embedding_size:
         raise ValidationError(

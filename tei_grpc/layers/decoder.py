@@ -1,4 +1,4 @@
-"""Owns the layer of decoder-shaped models (Llama and its kin), and what their configs say about it.
+"""Owns the layer of decoder-shaped models (Llama and its kin), the stack around it, and what configs say of both.
 
 Pre-norm, rotary positions, grouped queries, gated MLP. The shape serves bidirectional encoders as well as causal
 models: which tokens a token sees is a `LayerType`'s mask.
@@ -7,7 +7,7 @@ models: which tokens a token sees is a `LayerType`'s mask.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from tei_grpc.errors import StartupError
 from tei_grpc.layers.activation import Activation, activation
 from tei_grpc.layers.attention import CAUSAL, FULL, Mask, attention
+from tei_grpc.layers.blueprint import Blueprint, Head, HfConfig
+from tei_grpc.layers.embedding import Embedding
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.mlp import GatedMLP
 from tei_grpc.layers.norm import RMSNorm
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.rotary import Rope, Rotation, rotate
-
-HfConfig = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +179,34 @@ def last_rows(inputs: PackedInputs, pad_token_id: int | None) -> Tensor:
     if pad_token_id is not None:
         rows = rows.masked_fill(inputs.input_ids == pad_token_id, 0)
     return firsts.scatter_reduce(0, inputs.text_ids, rows, "amax")
+
+
+class DecoderStack(nn.Module):
+    """Words, layers, a last norm, the score of a text's last token. Stands before `Model` among a family's bases."""
+
+    heads: ClassVar[frozenset[Head]] = frozenset({Head.NONE, Head.CLASSIFICATION})
+
+    def add_layers(self, blueprint: Blueprint, config: HfConfig, shape: Shape, layers: DecoderLayers) -> None:
+        """The family's tensors. `config` is the blueprint's, with the family's defaults."""
+        self.hidden_size = shape.hidden
+        self.pad_token_id = config.get("pad_token_id")
+        self.embed_tokens = Embedding(config["vocab_size"], shape.hidden)
+        self.layers = layers
+        self.norm = shape.norm(shape.hidden)
+        if blueprint.head is Head.CLASSIFICATION:
+            self.score = Linear(shape.hidden, blueprint.labels, bias=False)
+
+    def embed(self, inputs: PackedInputs) -> Tensor:
+        """Word embeddings, [tokens, hidden]."""
+        words: Tensor = self.embed_tokens(inputs.input_ids)
+        return words
+
+    def encode(self, inputs: PackedInputs) -> Tensor:
+        """See `Model`."""
+        hidden: Tensor = self.norm(self.layers(self.embed(inputs), inputs))
+        return hidden
+
+    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
+        """See `Model`."""
+        logits: Tensor = self.score(hidden[last_rows(inputs, self.pad_token_id)])
+        return logits

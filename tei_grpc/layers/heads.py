@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tei_grpc.layers.blueprint import Blueprint, Head, HfConfig
+from tei_grpc.layers.embedding import WordAndTypeEmbedding
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs
 
@@ -56,6 +58,19 @@ def decode(x: Tensor, decoder: Linear | None, words: Tensor, bias: Tensor) -> Te
     return y.add_(bias)
 
 
+class MaskedLM(nn.Module):
+    """The `cls.` level of BERT's names."""
+
+    def __init__(self, predictions: nn.Module) -> None:
+        super().__init__()
+        self.predictions = predictions
+
+    def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        """[rows, hidden], [vocabulary, hidden] -> [rows, vocabulary]."""
+        y: Tensor = self.predictions(x, words)
+        return y
+
+
 class RobertaLMHead(nn.Module):
     """RoBERTa's masked-language-modelling head; its activation is gelu whatever the config says.
 
@@ -72,6 +87,56 @@ class RobertaLMHead(nn.Module):
     def forward(self, x: Tensor, words: Tensor) -> Tensor:
         """[rows, hidden], [vocabulary, hidden] -> [rows, vocabulary]."""
         return decode(self.layer_norm(self.dense(x)), self.decoder, words, self.bias)
+
+
+class BertHeads(nn.Module):
+    """BERT's ways from hidden states to logits. Stands before `Model` among a family's bases."""
+
+    embeddings: WordAndTypeEmbedding
+    pooler: nn.Module
+    classifier: nn.Module
+    cls: nn.Module
+
+    def add_classifier(self, blueprint: Blueprint, hidden: int) -> None:
+        """The classifier, if the model is one, with a pooler where the checkpoint stores one."""
+        if blueprint.head is Head.CLASSIFICATION:
+            self.pooler = Pooler(hidden) if "pooler.dense.weight" in blueprint.tensors else nn.Identity()
+            self.classifier = Linear(hidden, blueprint.labels)
+
+    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
+        """See `Model`."""
+        logits: Tensor = self.classifier(self.pooler(hidden[inputs.first_rows]))
+        return logits
+
+    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        """See `Model`."""
+        logits: Tensor = self.cls(hidden, self.embeddings.word_embeddings.weight)
+        return logits
+
+
+class RobertaHeads(nn.Module):
+    """RoBERTa's ways from hidden states to logits. Stands before `Model` among a family's bases."""
+
+    embeddings: WordAndTypeEmbedding
+
+    def add_heads(self, blueprint: Blueprint, config: HfConfig) -> None:
+        """The head that the model has, if any. `config` is the blueprint's, with the family's defaults."""
+        hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+        if blueprint.head is Head.CLASSIFICATION:
+            self.classifier = ClassificationHead(hidden, blueprint.labels)
+        if blueprint.head is Head.MASKED_LM:
+            tied = blueprint.is_tied("lm_head.decoder.weight")
+            self.lm_head = RobertaLMHead(hidden, vocabulary, eps=config["layer_norm_eps"], tied=tied)
+
+    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
+        """See `Model`."""
+        logits: Tensor = self.classifier(hidden[inputs.first_rows])
+        return logits
+
+    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        """See `Model`."""
+        logits: Tensor = self.lm_head(hidden, self.embeddings.word_embeddings.weight)
+        return logits
 
 
 def text_means(x: Tensor, inputs: PackedInputs) -> Tensor:

@@ -9,7 +9,6 @@ from torch.nn import functional
 from tei_grpc.layers.activation import Activation
 from tei_grpc.layers.onednn import prepack
 
-
 # Lays weight [out, in], bias and activation out for a machine, as a function of x; None: as good as they are.
 Prepack = Callable[[Tensor, Tensor | None, Activation | None], Activation | None]
 

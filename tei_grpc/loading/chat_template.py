@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 
 from tei_grpc.errors import StartupError
 from tei_grpc.loading.files import read_optional_object
+from tei_grpc.loading.tokenizer_files import TOKENIZER_CONFIG
 
 QWEN3_RERANKER = "qwen3-reranker"  # a template that its checkpoints document without stating it
 QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 ROLES = ("query", "document")
 MARK = "\ue000"  # of the private use area: in no template and no vocabulary
 FILE = "chat_template.jinja"
-TOKENIZER = "tokenizer_config.json"
 NOT_FOR_JINJA = ("restore_suffix", "padding", "truncation", "max_length", "return_tensors")
 
 
@@ -51,7 +51,7 @@ def read_source(folder: Path) -> str | None:
     """The Jinja text of a checkpoint's chat template: chat_template.jinja, else what the tokenizer's config holds."""
     if (folder / FILE).is_file():
         return _read(folder / FILE)
-    stated = read_optional_object(folder / TOKENIZER).get("chat_template")
+    stated = read_optional_object(folder / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(stated, list):
         stated = next((named.get("template") for named in stated if named.get("name") == "default"), None)
     return stated if isinstance(stated, str) else None
@@ -131,7 +131,7 @@ def _give_up(message: str) -> NoReturn:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    config = read_optional_object(folder / TOKENIZER)
+    config = read_optional_object(folder / TOKENIZER_CONFIG)
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

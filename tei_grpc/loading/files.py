@@ -59,6 +59,8 @@ def _checked_object(content: object, file: Path) -> Mapping[str, Any]:
 
 
 def _read(file: Path) -> object:
+    if file.exists() and not file.is_file():
+        raise StartupError(f"`{file}` is not a file")
     try:
         check_no_pointer(file)
         content: object = json.loads(file.read_text(encoding="utf-8"))

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.weights import Checkpoint
+from tei_grpc.loading.weights import Checkpoint, refuse_tensors
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq")  # no weights; older releases stored them
-NAMES_SHOWN = 5
 HEAD_MAPPINGS = (
     "MODEL_FOR_PRETRAINING_MAPPING",
     "MODEL_FOR_MASKED_LM_MAPPING",
@@ -88,9 +87,9 @@ def load(auto: Any, folder: Path, config: Any, *, dtype: torch.dtype, unused: Se
     except Exception as error:  # each architecture builds itself in its own way
         raise StartupError(f"transformers cannot load the checkpoint: {error}") from error
     shapes = [f"{name} (has {list(has)}, needs {list(needs)})" for name, has, needs in found["mismatched_keys"]]
-    _refuse("the checkpoint has another shape for", shapes)
-    _refuse("the checkpoint lacks", [name for name in found["missing_keys"] if not _is_below(name, unused)])
-    _refuse("the checkpoint holds unexpected", _strangers(found["unexpected_keys"], config))
+    refuse_tensors("the checkpoint has another shape for", shapes)
+    refuse_tensors("the checkpoint lacks", [name for name in found["missing_keys"] if not _is_below(name, unused)])
+    refuse_tensors("the checkpoint holds unexpected", _strangers(found["unexpected_keys"], config))
     return model.eval().requires_grad_(False)
 
 
@@ -115,11 +114,3 @@ def _names_of_heads(config: Any) -> Iterator[str]:
         for model_class in found if isinstance(found, tuple) else (found,):
             with torch.device("meta"), suppress(ValueError):  # some heads insist on two labels
                 yield from model_class(config).state_dict()
-
-
-def _refuse(what: str, names: Sequence[str]) -> None:
-    if not names:
-        return
-    shown = sorted(names)
-    more = f" and {len(shown) - NAMES_SHOWN} more" if len(shown) > NAMES_SHOWN else ""
-    raise StartupError(f"{what} tensors: {', '.join(f'`{name}`' for name in shown[:NAMES_SHOWN])}{more}")

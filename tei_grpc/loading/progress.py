@@ -41,17 +41,18 @@ def download_bars() -> Any:
     """Return what huggingface_hub shall show downloads with: on a terminal its own bars (None), else our lines."""
     if sys.stderr.isatty():
         return None
-    from huggingface_hub.utils.tqdm import tqdm
+    from tqdm import tqdm  # not huggingface_hub's, which can be switched off for a whole process
 
     started = time.monotonic()
 
-    class Lines(tqdm):
+    class Lines(tqdm):  # type: ignore[misc]  # tqdm has no types
         """A bar that writes to the log, once in PATIENCE seconds."""
 
         said_at = 0.0
 
         def __init__(self, *args: Any, **keywords: Any) -> None:
-            super().__init__(*args, **{**keywords, "disable": False, "file": io.StringIO()})  # type: ignore[no-untyped-call]
+            keywords.pop("name", None)  # an argument of huggingface_hub's bars
+            super().__init__(*args, **{**keywords, "disable": False, "file": io.StringIO()})
 
         def display(self, *_args: object, **_keywords: object) -> None:
             """Called by tqdm, several times a second."""

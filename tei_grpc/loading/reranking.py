@@ -7,14 +7,20 @@ from typing import Any
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.chat_template import PairTemplate, choose_template, qwen3_reranker, read_source, split
+from tei_grpc.loading.chat_template import (
+    QWEN3_RERANKER,
+    PairTemplate,
+    choose_template,
+    qwen3_reranker,
+    read_source,
+    split,
+)
 from tei_grpc.loading.sentence_transformers import Description, ScoreTokens
 from tei_grpc.loading.tokenizer_files import read_tokenizer
 
 logger = logging.getLogger(__name__)
 
 ANSWERS = ("yes", "no")  # what a language model without a LogitScore module is asked to say
-QWEN3_RERANKER = "qwen3-reranker"  # in the name of checkpoints that state neither answers nor template
 
 
 def find_score_tokens(
@@ -64,6 +70,7 @@ def require_template(template: PairTemplate | None, config: EngineConfig, instru
 
 
 def _is_qwen3_reranker(config: EngineConfig) -> bool:
+    """Only the name tells: these checkpoints state neither answers nor template."""
     return QWEN3_RERANKER in Path(config.model_id).name.lower()
 
 

@@ -31,8 +31,8 @@ END_OF_TEXT = "<|endoftext|>"
 def read_tokenizer(folder: Path, hf_config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of `folder`, whose config.json is `hf_config`. Raises StartupError."""
     file = folder / TOKENIZER
-    tokenizer = _read(file) if file.exists() else _convert(folder, hf_config)
-    if _is_gte_qwen2(hf_config):
+    tokenizer = _read(file) if file.is_file() else _convert(folder, hf_config)
+    if is_gte_qwen2(hf_config):
         _end_with(tokenizer, END_OF_TEXT)
     return tokenizer
 
@@ -214,7 +214,7 @@ def _convert_by_transformers(folder: Path, vocabulary: Path) -> Tokenizer:
         ) from error
 
 
-def _is_gte_qwen2(hf_config: Mapping[str, Any]) -> bool:
+def is_gte_qwen2(hf_config: Mapping[str, Any]) -> bool:
     """The publisher's code, which is never run, puts <|endoftext|> after every text; tokenizer.json does not say so."""
     code = hf_config.get("auto_map")
     return hf_config.get("model_type") == "qwen2" and isinstance(code, dict) and code.get("AutoModel") == GTE_QWEN2

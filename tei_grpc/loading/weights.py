@@ -3,7 +3,7 @@
 import json
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,8 @@ def load_weights(module: nn.Module, checkpoint: Checkpoint, names: Names, *, dty
         logger.warning(
             "weights are stored as %s and run as %s", " and ".join(sorted(map(_name, converted))), _name(dtype)
         )
-    _refuse("the checkpoint lacks", missing)
-    _refuse("the checkpoint holds unexpected", unexpected)
+    refuse_tensors("the checkpoint lacks", missing)
+    refuse_tensors("the checkpoint holds unexpected", unexpected)
 
 
 def _allocate(module: nn.Module, dtype: torch.dtype) -> None:
@@ -133,7 +133,8 @@ def _fill(slot: Tensor, tensor: Tensor, name: str) -> None:
     slot.copy_(tensor)
 
 
-def _refuse(what: str, names: Any) -> None:
+def refuse_tensors(what: str, names: Collection[str]) -> None:
+    """Raise StartupError saying `what` is wrong with the tensors of these names, if there are any."""
     if not names:
         return
     shown = sorted(names)
@@ -155,8 +156,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _shards(index: Path) -> list[Path]:
     check_no_pointer(index)
     try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+        shards = sorted({str(shard) for shard in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise StartupError(f"{index} is not an index of weight files") from error
     files = [index.parent / shard for shard in shards]
     for file in files:

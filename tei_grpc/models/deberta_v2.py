@@ -11,10 +11,10 @@ from tei_grpc.layers.activation import activation
 from tei_grpc.layers.bias import distances
 from tei_grpc.layers.disentangled import Buckets, DisentangledSelfAttention, Positions
 from tei_grpc.layers.embedding import Embedding, WordAndTypeEmbedding
-from tei_grpc.layers.heads import Decoder
+from tei_grpc.layers.heads import BertHeads, Decoder, MaskedLM
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs
-from tei_grpc.layers.post_norm import Intermediate, Residual
+from tei_grpc.layers.post_norm import Intermediate, Residual, Transform
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -148,20 +148,6 @@ class Encoder(nn.Module):
         return positions
 
 
-class Transform(nn.Module):
-    """LayerNorm(act(dense(x)))."""
-
-    def __init__(self, size: int, config: HfConfig) -> None:
-        super().__init__()
-        self.dense = Linear(config["hidden_size"], size, activation=activation(config["hidden_act"]))
-        self.LayerNorm = _norm(size, config)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, size]."""
-        y: Tensor = self.LayerNorm(self.dense(x))
-        return y
-
-
 class Predictions(nn.Module):
     """BERT's masked-language-modelling head, which transformers calls the legacy one."""
 
@@ -242,7 +228,7 @@ def _names(config: HfConfig, key: str, known: set[str]) -> set[str]:
 
 
 @register("deberta-v2")
-class DebertaV2(Model):
+class DebertaV2(BertHeads, Model):
     """DeBERTa-v2 and v3."""
 
     heads = frozenset(Head)
@@ -268,7 +254,7 @@ class DebertaV2(Model):
         if blueprint.head is Head.MASKED_LM:
             if config["legacy"] and "cls.predictions.decoder.bias" in blueprint.tensors:
                 tied = blueprint.is_tied("cls.predictions.decoder.weight")
-                self.cls = nn.ModuleDict({"predictions": Predictions(config, tied=tied)})
+                self.cls = MaskedLM(Predictions(config, tied=tied))
             else:
                 self.lm_predictions = nn.ModuleDict({"lm_head": LMHead(config)})
 
@@ -277,14 +263,9 @@ class DebertaV2(Model):
         hidden: Tensor = self.encoder(self.embeddings(inputs), inputs)
         return hidden
 
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.classifier(self.pooler(hidden[inputs.first_rows]))
-        return logits
-
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
         """See `Model`."""
-        words = self.embeddings.word_embeddings.weight
-        head = self.cls["predictions"] if hasattr(self, "cls") else self.lm_predictions["lm_head"]
-        logits: Tensor = head(hidden, words)
+        if hasattr(self, "cls"):
+            return super().vocabulary_logits(hidden)
+        logits: Tensor = self.lm_predictions["lm_head"](hidden, self.embeddings.word_embeddings.weight)
         return logits

@@ -9,28 +9,27 @@ from tei_grpc.layers.activation import activation
 from tei_grpc.layers.attention import Mask
 from tei_grpc.layers.decoder import (
     DecoderLayers,
+    DecoderStack,
     LayerType,
     SelfAttention,
     Shape,
     is_causal,
-    last_rows,
     read_layer_types,
     read_shape,
     window_mask,
 )
-from tei_grpc.layers.embedding import Embedding
-from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.mlp import GatedMLP
 from tei_grpc.layers.norm import RMSNorm
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.rotary import Rope, Rotation, read_rope
 from tei_grpc.loading.weights import Names
-from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
+from tei_grpc.models import Blueprint, HfConfig, Model, register
 
 _DEFAULTS = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
     "num_key_value_heads": 4,
+    "pad_token_id": 0,
     "query_pre_attn_scalar": 256,
     "rms_norm_eps": 1e-6,
     "sliding_window": 4096,
@@ -59,10 +58,9 @@ class Layer(nn.Module):
 
 
 @register("gemma3_text")
-class Gemma3(Model):
+class Gemma3(DecoderStack, Model):
     """Causal, unless the checkpoint says otherwise, as EmbeddingGemma does."""
 
-    heads = frozenset({Head.NONE, Head.CLASSIFICATION})
     names = Names(extras=("lm_head.", "score."))
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -70,25 +68,13 @@ class Gemma3(Model):
         blueprint.check_values({"attn_logit_softcapping": None})
         config = {**_DEFAULTS, **blueprint.config}
         shape = _shape(config)
-        self.hidden_size = shape.hidden
-        self.pad_token_id = config.get("pad_token_id", 0)
-        self.embed_tokens = Embedding(config["vocab_size"], shape.hidden)
-        self.layers = DecoderLayers(shape, _layer_types(config, shape.head_dim), layer=Layer)
-        self.norm = shape.norm(shape.hidden)
-        if blueprint.head is Head.CLASSIFICATION:
-            self.score = Linear(shape.hidden, blueprint.labels, bias=False)
+        layers = DecoderLayers(shape, _layer_types(config, shape.head_dim), layer=Layer)
+        self.add_layers(blueprint, config, shape, layers)
 
-    def encode(self, inputs: PackedInputs) -> Tensor:
-        """See `Model`. Word embeddings are multiplied by sqrt(hidden), rounded to the model's dtype as in training."""
-        x = self.embed_tokens(inputs.input_ids)
-        x.mul_(x.new_tensor(self.hidden_size**0.5))
-        hidden: Tensor = self.norm(self.layers(x, inputs))
-        return hidden
-
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.score(hidden[last_rows(inputs, self.pad_token_id)])
-        return logits
+    def embed(self, inputs: PackedInputs) -> Tensor:
+        """Word embeddings times sqrt(hidden), rounded to the model's dtype as in training: [tokens, hidden]."""
+        words = super().embed(inputs)
+        return words.mul_(words.new_tensor(self.hidden_size**0.5))
 
 
 def _shape(config: HfConfig) -> Shape:

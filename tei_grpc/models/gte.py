@@ -4,26 +4,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tei_grpc.layers.activation import activation
-from tei_grpc.layers.embedding import WordAndTypeEmbedding
-from tei_grpc.layers.heads import Decoder, Pooler
+from tei_grpc.layers.heads import BertHeads, Decoder
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs
+from tei_grpc.layers.post_norm import Embeddings
 from tei_grpc.layers.rotary import Rotation, read_rope, rotary_attention
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
-
-
-class Embeddings(WordAndTypeEmbedding):
-    """LayerNorm(word + token type)."""
-
-    def __init__(self, config: HfConfig) -> None:
-        super().__init__(config["vocab_size"], config["type_vocab_size"], config["hidden_size"])
-        self.LayerNorm = _norm(config)
-
-    def forward(self, inputs: PackedInputs) -> Tensor:
-        """[tokens] -> [tokens, hidden]."""
-        x: Tensor = self.LayerNorm(super().forward(inputs))
-        return x
 
 
 class Attention(nn.Module):
@@ -119,7 +106,7 @@ _SUPPORTED = {
 
 
 @register("gte", "new")
-class Gte(Model):
+class Gte(BertHeads, Model):
     """GTE."""
 
     heads = frozenset(Head)
@@ -132,9 +119,7 @@ class Gte(Model):
         self.hidden_size = config["hidden_size"]
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
-        if blueprint.head is Head.CLASSIFICATION:
-            self.pooler = Pooler(config["hidden_size"]) if "pooler.dense.weight" in blueprint.tensors else nn.Identity()
-            self.classifier = Linear(config["hidden_size"], blueprint.labels)
+        self.add_classifier(blueprint, self.hidden_size)
         if blueprint.head is Head.MASKED_LM:
             self.lm_head = LMHead(config, tied=blueprint.is_tied("lm_head.decoder.weight"))
 
@@ -142,11 +127,6 @@ class Gte(Model):
         """See `Model`."""
         hidden: Tensor = self.encoder(self.embeddings(inputs), inputs)
         return hidden
-
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.classifier(self.pooler(hidden[inputs.first_rows]))
-        return logits
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
         """See `Model`."""

@@ -12,11 +12,10 @@ from tei_grpc.errors import StartupError
 from tei_grpc.layers.activation import activation
 from tei_grpc.layers.attention import Mask, attention
 from tei_grpc.layers.bias import alibi_bias
-from tei_grpc.layers.embedding import WordAndTypeEmbedding
-from tei_grpc.layers.heads import Pooler
+from tei_grpc.layers.heads import BertHeads
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.packed import PackedInputs
-from tei_grpc.layers.post_norm import Residual
+from tei_grpc.layers.post_norm import Embeddings, Residual
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -25,19 +24,6 @@ GATES = {"geglu": "gelu", "reglu": "relu"}  # by `feed_forward_type`
 
 def _norm(config: HfConfig) -> nn.LayerNorm:
     return nn.LayerNorm(config["hidden_size"], eps=config["layer_norm_eps"])
-
-
-class Embeddings(WordAndTypeEmbedding):
-    """LayerNorm(word + token type)."""
-
-    def __init__(self, config: HfConfig) -> None:
-        super().__init__(config["vocab_size"], config["type_vocab_size"], config["hidden_size"])
-        self.LayerNorm = _norm(config)
-
-    def forward(self, inputs: PackedInputs) -> Tensor:
-        """[tokens] -> [tokens, hidden]."""
-        normed: Tensor = self.LayerNorm(super().forward(inputs))
-        return normed
 
 
 class SelfAttention(FusedLinear):
@@ -167,7 +153,7 @@ def _is_jina(config: HfConfig) -> bool:
 
 
 @register("bert", matches=_is_jina)
-class JinaBert(Model):
+class JinaBert(BertHeads, Model):
     """Jina embeddings v2 and the rerankers v1."""
 
     heads = frozenset({Head.NONE, Head.CLASSIFICATION})
@@ -193,16 +179,9 @@ class JinaBert(Model):
         self.hidden_size = config["hidden_size"]
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config, CodeLayer if _CODE in blueprint.tensors else Layer)
-        if blueprint.head is Head.CLASSIFICATION:
-            self.pooler = Pooler(config["hidden_size"]) if "pooler.dense.weight" in blueprint.tensors else nn.Identity()
-            self.classifier = Linear(config["hidden_size"], blueprint.labels)
+        self.add_classifier(blueprint, self.hidden_size)
 
     def encode(self, inputs: PackedInputs) -> Tensor:
         """See `Model`."""
         hidden: Tensor = self.encoder(self.embeddings(inputs), inputs)
         return hidden
-
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.classifier(self.pooler(hidden[inputs.first_rows]))
-        return logits

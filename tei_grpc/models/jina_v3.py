@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tei_grpc.layers.activation import activation
 from tei_grpc.layers.attention import attention
 from tei_grpc.layers.embedding import Embedding, WordAndTypeEmbedding, positions_after_pad
-from tei_grpc.layers.heads import ClassificationHead, RobertaLMHead
+from tei_grpc.layers.heads import RobertaHeads
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.mlp import MLP
 from tei_grpc.layers.packed import PackedInputs
@@ -100,7 +100,7 @@ def _has_table(config: HfConfig) -> bool:
 
 @register("xlm-roberta", matches=_is_rotary)
 @register("jina_embeddings_v3")
-class JinaV3(Model):
+class JinaV3(RobertaHeads, Model):
     """Jina v3. The original format calls itself xlm-roberta, and differs from it by its position embeddings."""
 
     heads = frozenset(Head)
@@ -113,16 +113,11 @@ class JinaV3(Model):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         config = {**_DEFAULTS, **blueprint.config}
-        hidden, vocabulary = config["hidden_size"], config["vocab_size"]
-        self.hidden_size = hidden
+        self.hidden_size = config["hidden_size"]
         self.embeddings = self._embeddings(config)
         self.emb_ln = _norm(config)
         self.encoder = Encoder(config, self._rope(config))
-        if blueprint.head is Head.CLASSIFICATION:
-            self.classifier = ClassificationHead(hidden, blueprint.labels)
-        if blueprint.head is Head.MASKED_LM:
-            tied = blueprint.is_tied("lm_head.decoder.weight")
-            self.lm_head = RobertaLMHead(hidden, vocabulary, eps=config["layer_norm_eps"], tied=tied)
+        self.add_heads(blueprint, config)
 
     def _embeddings(self, config: HfConfig) -> WordAndTypeEmbedding:
         return WordAndTypeEmbedding(config["vocab_size"], config["type_vocab_size"], config["hidden_size"])
@@ -135,16 +130,6 @@ class JinaV3(Model):
         """See `Model`."""
         hidden: Tensor = self.encoder(self.emb_ln(self.embeddings(inputs)), inputs)
         return hidden
-
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.classifier(hidden[inputs.first_rows])
-        return logits
-
-    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.lm_head(hidden, self.embeddings.word_embeddings.weight)
-        return logits
 
 
 @register("xlm-roberta", matches=_has_table)

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from tei_grpc.layers.attention import Mask, attention
 from tei_grpc.layers.bias import DistanceBias, distances
-from tei_grpc.layers.embedding import Embedding, positions_after_pad
-from tei_grpc.layers.heads import ClassificationHead, RobertaLMHead
+from tei_grpc.layers.embedding import Embedding
+from tei_grpc.layers.heads import RobertaHeads
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.packed import PackedInputs
-from tei_grpc.layers.post_norm import Intermediate, Residual
+from tei_grpc.layers.post_norm import Intermediate, PositionedEmbeddings, Residual
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -28,23 +28,6 @@ def bucket(distance: Tensor) -> Tensor:
     scaled = torch.log(away.clamp(min=1).float() / exact) / math.log(MAX_DISTANCE / exact) * (side - exact)
     far = (exact + scaled.long()).clamp(max=side - 1)
     return torch.where(away < exact, away, far) + side * (distance > 0)
-
-
-class Embeddings(nn.Module):
-    """LayerNorm(word + position)."""
-
-    def __init__(self, config: HfConfig) -> None:
-        super().__init__()
-        self.word_embeddings = Embedding(config["vocab_size"], config["hidden_size"])
-        self.position_embeddings = Embedding(config["max_position_embeddings"], config["hidden_size"])
-        self.LayerNorm = nn.LayerNorm(config["hidden_size"], eps=config["layer_norm_eps"])
-
-    def forward(self, inputs: PackedInputs) -> Tensor:
-        """[tokens] -> [tokens, hidden]."""
-        x: Tensor = self.word_embeddings(inputs.input_ids)
-        x.add_(self.position_embeddings(positions_after_pad(inputs, PAD_TOKEN_ID)))
-        normed: Tensor = self.LayerNorm(x)
-        return normed
 
 
 class SelfAttention(FusedLinear):
@@ -113,7 +96,7 @@ class Encoder(nn.Module):
 
 
 @register("mpnet")
-class MPNet(Model):
+class MPNet(RobertaHeads, Model):
     """MPNet."""
 
     heads = frozenset(Head)
@@ -125,29 +108,13 @@ class MPNet(Model):
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        config = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, **blueprint.config}
+        config = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, **blueprint.config, "type_vocab_size": 0}
         self.hidden_size = config["hidden_size"]
-        self.embeddings = Embeddings(config)
+        self.embeddings = PositionedEmbeddings(config, PAD_TOKEN_ID)
         self.encoder = Encoder(config)
-        if blueprint.head is Head.CLASSIFICATION:
-            self.classifier = ClassificationHead(config["hidden_size"], blueprint.labels)
-        if blueprint.head is Head.MASKED_LM:
-            tied = blueprint.is_tied("lm_head.decoder.weight")
-            self.lm_head = RobertaLMHead(
-                config["hidden_size"], config["vocab_size"], eps=config["layer_norm_eps"], tied=tied
-            )
+        self.add_heads(blueprint, config)
 
     def encode(self, inputs: PackedInputs) -> Tensor:
         """See `Model`."""
         hidden: Tensor = self.encoder(self.embeddings(inputs), inputs)
         return hidden
-
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.classifier(hidden[inputs.first_rows])
-        return logits
-
-    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.lm_head(hidden, self.embeddings.word_embeddings.weight)
-        return logits

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tei_grpc.layers.activation import activation
 from tei_grpc.layers.embedding import WordAndTypeEmbedding
 from tei_grpc.layers.experts import Mixture, MixtureOfExperts
-from tei_grpc.layers.heads import Decoder, Pooler
+from tei_grpc.layers.heads import BertHeads, Decoder, MaskedLM
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.mlp import MLP
 from tei_grpc.layers.packed import PackedInputs
@@ -116,19 +116,6 @@ class Predictions(nn.Module):
         return y
 
 
-class MaskedLM(nn.Module):
-    """The `cls.` level of the head's names."""
-
-    def __init__(self, config: HfConfig, blueprint: Blueprint) -> None:
-        super().__init__()
-        self.predictions = Predictions(config, blueprint)
-
-    def forward(self, x: Tensor, words: Tensor) -> Tensor:
-        """[rows, hidden], [vocabulary, hidden] -> [rows, vocabulary]."""
-        y: Tensor = self.predictions(x, words)
-        return y
-
-
 _NAMES = {  # of Nomic's own dialect
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
@@ -157,7 +144,7 @@ _SUPPORTED: Mapping[str, Any] = {
 
 
 @register("nomic_bert")
-class NomicBert(Model):
+class NomicBert(BertHeads, Model):
     """Nomic v1, v1.5 and v2."""
 
     heads = frozenset(Head)
@@ -175,26 +162,14 @@ class NomicBert(Model):
         self.embeddings = WordAndTypeEmbedding(config["vocab_size"], config["type_vocab_size"], self.hidden_size)
         self.emb_ln = _norm(config)
         self.encoder = Encoder(config)
-        if blueprint.head is Head.CLASSIFICATION:
-            self.pooler = Pooler(self.hidden_size) if "pooler.dense.weight" in blueprint.tensors else nn.Identity()
-            self.classifier = Linear(self.hidden_size, blueprint.labels)
+        self.add_classifier(blueprint, self.hidden_size)
         if blueprint.head is Head.MASKED_LM:
-            self.cls = MaskedLM(config, blueprint)
+            self.cls = MaskedLM(Predictions(config, blueprint))
 
     def encode(self, inputs: PackedInputs) -> Tensor:
         """See `Model`."""
         hidden: Tensor = self.encoder(self.emb_ln(self.embeddings(inputs)), inputs)
         return hidden
-
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.classifier(self.pooler(hidden[inputs.first_rows]))
-        return logits
-
-    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.cls(hidden, self.embeddings.word_embeddings.weight)
-        return logits
 
 
 def _translate(config: HfConfig) -> HfConfig:

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from tei_grpc.layers.decoder import DecoderLayers, last_rows, read_qwen_layers, read_shape
-from tei_grpc.layers.embedding import Embedding
+from tei_grpc.layers.decoder import DecoderLayers, DecoderStack, read_qwen_layers, read_shape
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.rotary import read_rope
@@ -22,10 +21,9 @@ _DEFAULTS = {
 
 
 @register("qwen3")
-class Qwen3(Model):
+class Qwen3(DecoderStack, Model):
     """Causal, unless the checkpoint says otherwise. voyage-4-nano projects every token's vector by `linear`."""
 
-    heads = frozenset({Head.NONE, Head.CLASSIFICATION})
     names = Names(extras=("lm_head.", "score.", "qa_outputs."))
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -33,25 +31,15 @@ class Qwen3(Model):
         config = {**_DEFAULTS, **blueprint.config}
         shape = read_shape(config, mlp_bias=False, head_norms=True)
         projected = _labels(config) if "linear.weight" in blueprint.tensors else None
+        layers = DecoderLayers(shape, read_qwen_layers(config, read_rope(config, shape.head_dim)))
+        self.add_layers(blueprint, config, shape, layers)
         self.hidden_size = projected or shape.hidden
-        self.pad_token_id = config.get("pad_token_id")
-        self.embed_tokens = Embedding(config["vocab_size"], shape.hidden)
-        self.layers = DecoderLayers(shape, read_qwen_layers(config, read_rope(config, shape.head_dim)))
-        self.norm = shape.norm(shape.hidden)
         self.linear = Linear(shape.hidden, projected, bias=False) if projected else nn.Identity()
-        if blueprint.head is Head.CLASSIFICATION:
-            self.score = Linear(shape.hidden, blueprint.labels, bias=False)
 
     def encode(self, inputs: PackedInputs) -> Tensor:
         """See `Model`."""
-        hidden = self.norm(self.layers(self.embed_tokens(inputs.input_ids), inputs))
-        projected: Tensor = self.linear(hidden)
+        projected: Tensor = self.linear(super().encode(inputs))
         return projected
-
-    def classify(self, hidden: Tensor, inputs: PackedInputs) -> Tensor:
-        """See `Model`."""
-        logits: Tensor = self.score(hidden[last_rows(inputs, self.pad_token_id)])
-        return logits
 
 
 def _labels(config: HfConfig) -> int:

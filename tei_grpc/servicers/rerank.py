@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.reranking import Score
+from tei_grpc.errors import ValidationError
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.rpc.context import Context, stream_caller, unary_caller
 from tei_grpc.rpc.headers import send_headers
@@ -11,6 +12,8 @@ from tei_grpc.rpc.reply import metadata_message
 from tei_grpc.rpc.requests import direction_of, scoring_of
 from tei_grpc.rpc.streams import collect_in_order
 from tei_grpc.types import Caller, Input, RerankResult
+
+MAX_RETURNED_CHARS = 64 << 20  # of the texts that one stream gets back; they wait for its end
 
 
 class RerankServicer(tei_pb2_grpc.RerankServicer):
@@ -33,21 +36,43 @@ class RerankServicer(tei_pb2_grpc.RerankServicer):
         self, requests: AsyncIterator[tei_pb2.RerankStreamRequest], context: Context
     ) -> tei_pb2.RerankResponse:
         """Ranks of one text per message, once the client has sent all; the first message says how to answer."""
-        first: tei_pb2.RerankStreamRequest | None = None
-        texts: list[str] = []
-        with self._engine.reranking(stream_caller(context)) as reranking:
+        first = _First()
+        try:
+            with self._engine.reranking(stream_caller(context)) as reranking:
 
-            async def score(request: tei_pb2.RerankStreamRequest, _caller: Caller) -> Score:
-                nonlocal first
-                first = first or request
-                if first.return_text:
-                    texts.append(request.text)
-                return await reranking.score(_pair(request))
+                async def score(request: tei_pb2.RerankStreamRequest, _caller: Caller) -> Score:
+                    first.hear(request)
+                    return await reranking.score(_pair(request))
 
-            scores = await collect_in_order(score, context, window=self._window)
-            result = reranking.rank(scores, raw_scores=first is not None and first.raw_scores)
-        await send_headers(context, result.metadata, self._engine.info)
-        return _response(result, texts or None)
+                scores = await collect_in_order(score, context, window=self._window)
+                result = reranking.rank(scores, raw_scores=first.raw_scores)
+            await send_headers(context, result.metadata, self._engine.info)
+            return _response(result, first.texts or None)
+        finally:
+            first.texts.clear()  # the traceback of a cancelled call would keep them until the garbage is collected
+
+
+class _First:
+    """What the first message of a stream asks for, and the texts, where it wants them back."""
+
+    def __init__(self) -> None:
+        self.raw_scores = False
+        self.texts: list[str] = []
+        self._returns_texts: bool | None = None
+        self._chars = 0
+
+    def hear(self, request: tei_pb2.RerankStreamRequest) -> None:
+        """A message has come. Raises ValidationError when the texts become too many to be sent back."""
+        if self._returns_texts is None:
+            self._returns_texts, self.raw_scores = request.return_text, request.raw_scores
+        if not self._returns_texts:
+            return
+        self._chars += len(request.text)
+        if self._chars > MAX_RETURNED_CHARS:
+            raise ValidationError(
+                f"`return_text` can return {MAX_RETURNED_CHARS} characters of texts. Given: {self._chars} so far"
+            )
+        self.texts.append(request.text)
 
 
 def _pair(request: tei_pb2.RerankStreamRequest) -> Input:

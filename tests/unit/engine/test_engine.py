@@ -486,3 +486,21 @@ async def test_each_input_is_counted_by_its_group(tmp_path):
         assert sample(engine.metrics, "te_embed_success_total") == 2
         assert sample(engine.metrics, "te_request_input_length_sum") == 3 + 4
         assert endings(engine.metrics) == {"single": 2, "validation": 1}
+
+
+@pytest.mark.parametrize("delay", [0, 0.01, 0.1])
+async def test_engine_that_is_stopped_while_it_loads_does_not_serve(minilm_dir, delay: float) -> None:
+    engine = Engine(EngineConfig(model_id=str(minilm_dir)))
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(delay)
+    await engine.stop()
+    with pytest.raises(StartupError):
+        await starting
+    with pytest.raises(UnavailableError):
+        await engine.embed("a")
+
+
+async def test_engine_is_started_once(tmp_path) -> None:
+    async with fake_engine(folders.embedder(tmp_path)) as (engine, _device):
+        with pytest.raises(StartupError, match="once"):
+            await engine.start()

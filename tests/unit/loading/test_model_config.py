@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -467,3 +468,18 @@ async def test_code_of_the_checkpoint_is_never_run(tmp_path):
     async with Engine(config, FakeDevice(read(folder), config)) as engine:
         await engine.embed("hello")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("layers", [0, -1, 10**9])
+def test_number_of_layers_that_no_model_has_is_refused(tmp_path, layers) -> None:
+    folder = folders.embedder(tmp_path, num_hidden_layers=layers)
+    with pytest.raises(StartupError, match="`num_hidden_layers` in `config.json` must be 1 to 1000"):
+        read_model_config(folder, EngineConfig(model_id=str(folder)))
+
+
+def test_pipe_in_the_place_of_a_file_is_refused(tmp_path) -> None:
+    folder = folders.embedder(tmp_path)
+    (folder / "modules.json").unlink(missing_ok=True)
+    os.mkfifo(folder / "modules.json")
+    with pytest.raises(StartupError, match=r"modules.json` is not a file"):
+        read_model_config(folder, EngineConfig(model_id=str(folder)))

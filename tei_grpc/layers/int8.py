@@ -1,0 +1,169 @@
+"""Owns linear layers in int8: torch's private oneDNN operators for them, and the quantisation of weights and rows.
+
+Each output of a layer has a scale of its own, each row of its input another; all are symmetric and the scale of a row
+is found when it comes, so that no calibration is needed and no row depends on another. The operators are private, so
+they are proven before they are used: present, numerically equal on a sample, and faster than layers in float.
+"""
+
+import time
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tei_grpc.errors import StartupError
+from tei_grpc.layers import onednn
+from tei_grpc.layers.activation import Activation
+
+WIDEST = 127  # integer, either way of zero
+ZERO = 128  # the operator is fast for unsigned rows only
+TINY = 1e-30  # a row of zeros needs a scale too
+BLOCK_VALUES = 1 << 19  # inputs or outputs at a time, at most: what leads from one to the other stays in cache
+FEWEST_OUTPUTS = 16  # a layer with fewer is a head or a router: its time is nothing, its numbers are the answer
+TOLERANCE = 2e-2  # of the sample's values, which are about 1
+ROUNDS = 20
+
+
+class Rows(NamedTuple):
+    """Rows as integers: `values` [rows, in] uint8, `ZERO` above what they stand for; `scales` [rows, 1] float32."""
+
+    values: Tensor
+    scales: Tensor
+
+
+class Product:
+    """activation(x W^T + b), holding the weight [out, in] as int8 and the bias as float32, for `x` in bfloat16."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> None:
+        values, self._scales = quantize_weight(weight)
+        self._packed = torch.ops.onednn.qlinear_prepack(values, None)
+        self._zeros = torch.zeros(len(weight), dtype=torch.int64)
+        self._half = torch.full(weight.shape[1:], ZERO + 0.5)
+        self._bias = None if bias is None else bias.float()
+        self._activation = activation
+        self._block_rows = 1 << ((BLOCK_VALUES // max(weight.shape)) | 1).bit_length() - 1
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]; in float32, by a copy of the weight, where `x` is float32."""
+        if x.dtype == torch.float32:
+            return self._activate(functional.linear(x, self.weight(), self._bias))
+        output = torch.empty(len(x), len(self._scales), dtype=x.dtype)
+        for start in range(0, len(x), self._block_rows):
+            block = slice(start, start + self._block_rows)
+            output[block] = self._run(x[block])
+        return output
+
+    def weight(self) -> Tensor:
+        """What the layer multiplies by: float32 [out, in]."""
+        dense: Tensor = self._packed.to_dense().T * self._scales[:, None]
+        return dense
+
+    def multiply(self, values: Tensor) -> Tensor:
+        """Rows' `values`, times the weight: float32 [rows, out]."""
+        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+            values, 1.0, ZERO, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y
+
+    def _run(self, x: Tensor) -> Tensor:
+        """In float32, which torch adds and multiplies twice as fast as bfloat16."""
+        rows = quantize_rows(x, self._half)
+        y = self.multiply(rows.values)
+        y = y.mul_(rows.scales) if self._bias is None else torch.addcmul(self._bias, y, rows.scales, out=y)
+        return self._activate(y)
+
+    def _activate(self, y: Tensor) -> Tensor:
+        return y if self._activation is None else self._activation(y)
+
+
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Floats [out, in] -> int8 [out, in] and scales, float32 [out]: weight = int8 * scale."""
+    floats = weight.float()
+    scales = floats.abs().amax(1).clamp_min_(TINY) / WIDEST
+    return (floats / scales[:, None]).round_().to(torch.int8), scales
+
+
+def quantize_rows(x: Tensor, half: Tensor) -> Rows:
+    """bfloat16 [rows, in] -> integers and their scales. `half` is `ZERO` + 0.5, `in` times: torch is fast at that form.
+
+    The largest magnitude is that of the bits without their sign, which torch finds several times faster than that of
+    the numbers; NaN and infinity are above all numbers, and make the whole row's scale, and so its output, what they
+    are. Adding a half and cutting the fraction off is rounding. The integers reach 255, which as int8 is the same byte.
+    """
+    largest = (x.contiguous().view(torch.int16) & 0x7FFF).amax(1, keepdim=True).view(torch.bfloat16)
+    scales = largest.float().clamp_min_(TINY).div_(WIDEST)
+    values = torch.addcmul(half, x, scales.reciprocal()).to(torch.int8).view(torch.uint8)
+    return Rows(values, scales)
+
+
+def prepack(weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Activation | None:
+    """As `onednn.prepack`; in int8 where the layer has enough outputs for that to matter."""
+    if len(weight) < FEWEST_OUTPUTS:
+        return onednn.prepack(weight, bias, activation)
+    return Product(weight, bias, activation)
+
+
+def require() -> None:
+    """Raise StartupError, with the reason, where this machine has no int8 product that is right and fast."""
+    reason = _refusal()
+    if reason:
+        raise StartupError(f"`dtype` int8 is not possible here: {reason}; use float32 or bfloat16")
+
+
+@cache
+def _refusal() -> str | None:
+    try:
+        if not _is_right():
+            return "torch's int8 product gives wrong numbers on this CPU"
+    except (AttributeError, RuntimeError):  # another torch: no such operator, or other arguments
+        return "this build of torch lacks the int8 product of oneDNN"
+    if not _is_faster():
+        return "int8 is no faster than floats on this CPU, which probably lacks AVX512-VNNI, AVX-VNNI and AMX"
+    return None
+
+
+def _is_right() -> bool:
+    """Against the same integers in float64, at the ends of their range too, where CPUs without VNNI overflow."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((7, 67), (48, 67)))
+    x[0], weight[0] = 1.0, 1.0
+    bias = torch.randn(48, generator=generator).bfloat16()
+    rows = quantize_rows(x, torch.full((67,), ZERO + 0.5))
+    integers, scales = quantize_weight(weight)
+    exact = (rows.values.double() - ZERO) @ integers.double().T
+    expected = exact * rows.scales * scales + bias
+    nearest = (x.float() / rows.scales).sub_(rows.values.float() - ZERO).abs().max()
+    return bool(nearest <= 0.5 + TOLERANCE) and torch.allclose(
+        Product(weight, bias, None)(x).double(), expected, rtol=TOLERANCE, atol=TOLERANCE
+    )
+
+
+def _is_faster() -> bool:
+    """The product alone, than that of the faster float; best of some rounds, taken in turns.
+
+    By one thread's own time on the CPU: to be wrong because another process was busy would keep a server from starting.
+    """
+    x, weight = torch.ones(256, 384), torch.ones(1536, 384)
+    samples: list[tuple[Activation, Tensor]] = [(Product(weight, None, None).multiply, x.to(torch.uint8))]
+    samples += [(_in_floats(weight.to(dtype)), x.to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        rounds = [[_seconds(product, rows) for product, rows in samples] for _ in range(ROUNDS)]
+    finally:
+        torch.set_num_threads(threads)
+    best: list[float] = [min(seconds) for seconds in zip(*rounds, strict=True)]
+    return best[0] < min(best[1:])
+
+
+def _in_floats(weight: Tensor) -> Activation:
+    product = onednn.prepack(weight, None, None)
+    return partial(functional.linear, weight=weight) if product is None else product
+
+
+def _seconds(product: Activation, x: Tensor) -> float:
+    start = time.thread_time()
+    product(x)
+    return time.thread_time() - start
