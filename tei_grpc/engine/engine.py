@@ -2,21 +2,20 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import finish, validation
 from tei_grpc.engine.device import Device
 from tei_grpc.engine.info import describe
+from tei_grpc.engine.line import Line, Loaded
 from tei_grpc.engine.request import Books, Request
-from tei_grpc.engine.reranking import Answer, Reranking, all_in_order
+from tei_grpc.engine.reranking import Reranking, all_in_order
 from tei_grpc.engine.tokenizer import Tokenizer
-from tei_grpc.errors import DeadlineError, StartupError, UnavailableError
+from tei_grpc.errors import StartupError, UnavailableError
 from tei_grpc.loading import hub
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
 from tei_grpc.metrics import Metrics
@@ -26,15 +25,9 @@ from tei_grpc.types import (
     EmbedAllResult,
     EmbedResult,
     EmbedSparseResult,
-    Encoding,
-    Entry,
-    Failure,
     Info,
     Input,
     Kind,
-    Metadata,
-    ModelFacts,
-    Output,
     PredictResult,
     RerankResult,
     Scoring,
@@ -46,15 +39,6 @@ logger = logging.getLogger(__name__)
 
 UNARY = Caller()
 SCORING = Scoring()
-
-
-class Loaded(NamedTuple):
-    """What the engine has once the model is there."""
-
-    model: ModelConfig
-    tokenizer: Tokenizer
-    device: Device
-    facts: ModelFacts
 
 
 class Engine:
@@ -80,8 +64,7 @@ class Engine:
         self._info: Info | None = None
         self._is_started = False
         self._watchers: list[Callable[[State], None]] = []
-        self._pending: dict[int, asyncio.Future[Output]] = {}
-        self._ids = count()
+        self._line = Line(self.metrics)
 
     @property
     def info(self) -> Info:
@@ -121,7 +104,7 @@ class Engine:
         self.metrics.serve_model(model.max_input_length)
         if self._device is None:
             self._device = _local_device(model, self.config, self.metrics)
-        facts = await self._device.start(self._deliver, self._follow_device)
+        facts = await self._device.start(self._line.deliver, self._follow_device)
         self._check_wanted()
         self._loaded = Loaded(model, tokenizer, self._device, facts)
         self._info = describe(self.config, model, facts, sha=checkpoint.sha, tokenization_workers=tokenizer.workers)
@@ -159,7 +142,7 @@ class Engine:
             validation.check_kind(loaded.model, Kind.EMBED, normalize=normalize)
             validation.check_input(loaded.model, input)
             validation.check_dimensions(dimensions, loaded.facts.embedding_size)
-            answer = await self._answer(loaded, Kind.EMBED, input, caller)
+            answer = await self._line.answer(loaded, Kind.EMBED, input, caller)
             vector = finish.embedding(answer.output.arrays[0], normalize=normalize, dimensions=dimensions)
             request.succeed(answer.metadata)
             return EmbedResult(vector, answer.metadata)
@@ -171,7 +154,7 @@ class Engine:
             input = _input(input)
             validation.check_kind(loaded.model, Kind.EMBED_ALL)
             validation.check_input(loaded.model, input)
-            answer = await self._answer(loaded, Kind.EMBED_ALL, input, caller)
+            answer = await self._line.answer(loaded, Kind.EMBED_ALL, input, caller)
             request.succeed(answer.metadata)
             return EmbedAllResult(answer.output.arrays[0], answer.metadata)
 
@@ -182,7 +165,7 @@ class Engine:
             input = _input(input)
             validation.check_kind(loaded.model, Kind.EMBED_SPARSE)
             validation.check_input(loaded.model, input)
-            answer = await self._answer(loaded, Kind.EMBED_SPARSE, input, caller)
+            answer = await self._line.answer(loaded, Kind.EMBED_SPARSE, input, caller)
             indices, values = answer.output.arrays
             request.succeed(answer.metadata)
             return EmbedSparseResult(indices, values, answer.metadata)
@@ -198,7 +181,7 @@ class Engine:
             input = _scored(*texts, scoring=scoring)
             validation.check_kind(loaded.model, Kind.PREDICT)
             validation.check_input(loaded.model, input)
-            answer = await self._answer(loaded, Kind.PREDICT, input, caller)
+            answer = await self._line.answer(loaded, Kind.PREDICT, input, caller)
             predictions = finish.predictions(
                 answer.output.arrays[0],
                 loaded.model.labels,
@@ -227,7 +210,7 @@ class Engine:
         return Reranking(
             loaded.model,
             self._request(caller, "rerank", "batch"),
-            lambda input: self._answer(loaded, Kind.PREDICT, input, waiting),
+            lambda input: self._line.answer(loaded, Kind.PREDICT, input, waiting),
         )
 
     async def tokenize(
@@ -252,48 +235,6 @@ class Engine:
             raise UnavailableError("The model is not loaded")
         return self._loaded
 
-    async def _answer(self, loaded: Loaded, kind: Kind, input: Input, caller: Caller) -> Answer:
-        """Permit -> tokenize -> queue -> batch -> model -> output; the permit is held to the end."""
-        self.metrics.input_started(kind)
-        turn = loaded.device.admit(waits=caller.waits)
-        if turn is not None:
-            await turn
-        try:
-            started = time.monotonic_ns()
-            _check_deadline(caller, started)
-            encoding = await loaded.tokenizer.encode(input)
-            queued = time.monotonic_ns()
-            _check_deadline(caller, queued)
-            self.metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
-            output = await self._infer(loaded.device, _entry(next(self._ids), kind, encoding, caller, queued))
-            metadata = _metadata(input, encoding, output, started, queued)
-            self.metrics.input_succeeded(kind, metadata)
-            return Answer(output, metadata)
-        finally:
-            loaded.device.release()
-
-    async def _infer(self, device: Device, entry: Entry) -> Output:
-        future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-        self._pending[entry.id] = future
-        try:
-            device.submit(entry)
-            return await future
-        except asyncio.CancelledError:
-            device.cancel(entry.id)
-            raise
-        finally:
-            self._pending.pop(entry.id, None)
-
-    def _deliver(self, results: Sequence[Output | Failure]) -> None:
-        for result in results:
-            future = self._pending.pop(result.id, None)
-            if future is None or future.done():
-                continue  # the caller has left
-            if isinstance(result, Failure):
-                future.set_exception(result.error)
-            else:
-                future.set_result(result)
-
     def _follow_device(self, healthy: bool) -> None:
         self._set_state(State.SERVING if healthy else State.UNHEALTHY)
 
@@ -317,26 +258,3 @@ def _input(input: Input | str) -> Input:
 
 def _scored(text: str, pair: str | None = None, *, scoring: Scoring) -> Input:
     return Input(text, pair, truncate=scoring.truncate, truncation_direction=scoring.truncation_direction)
-
-
-def _entry(id: int, kind: Kind, encoding: Encoding, caller: Caller, queued: int) -> Entry:
-    return Entry(
-        id, kind, encoding.input_ids, encoding.token_type_ids, encoding.prompt_tokens, caller.deadline_ns, queued
-    )
-
-
-def _check_deadline(caller: Caller, now: int) -> None:
-    if caller.deadline_ns is not None and caller.deadline_ns <= now:
-        raise DeadlineError
-
-
-def _metadata(input: Input, encoding: Encoding, output: Output, started: int, queued: int) -> Metadata:
-    return Metadata(
-        compute_chars=input.chars,
-        compute_tokens=len(encoding.input_ids),
-        total_time_ns=time.monotonic_ns() - started,
-        tokenization_time_ns=queued - started,
-        queue_time_ns=output.queue_ns,
-        inference_time_ns=output.inference_ns,
-        batch_size=output.batch_size,
-    )

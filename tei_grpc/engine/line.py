@@ -1,0 +1,99 @@
+"""The line that one input walks: permit, tokenizer, queue, batch, model, and back as the result of a future."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import count
+from typing import NamedTuple
+
+from tei_grpc.engine.device import Device
+from tei_grpc.engine.reranking import Answer
+from tei_grpc.engine.tokenizer import Tokenizer
+from tei_grpc.errors import DeadlineError
+from tei_grpc.loading.model_config import ModelConfig
+from tei_grpc.metrics import Metrics
+from tei_grpc.types import Caller, Encoding, Entry, Failure, Input, Kind, Metadata, ModelFacts, Output
+
+
+class Loaded(NamedTuple):
+    """What the engine has once the model is there."""
+
+    model: ModelConfig
+    tokenizer: Tokenizer
+    device: Device
+    facts: ModelFacts
+
+
+class Line:
+    """Sends inputs to the device's side and keeps the futures of those that are under way. For one event loop."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._pending: dict[int, asyncio.Future[Output]] = {}
+        self._ids = count()
+
+    async def answer(self, loaded: Loaded, kind: Kind, input: Input, caller: Caller) -> Answer:
+        """Permit -> tokenize -> queue -> batch -> model -> output; the permit is held to the end."""
+        self._metrics.input_started(kind)
+        turn = loaded.device.admit(waits=caller.waits)
+        if turn is not None:
+            await turn
+        try:
+            started = time.monotonic_ns()
+            _check_deadline(caller, started)
+            encoding = await loaded.tokenizer.encode(input)
+            queued = time.monotonic_ns()
+            _check_deadline(caller, queued)
+            self._metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
+            output = await self._infer(loaded.device, _entry(next(self._ids), kind, encoding, caller, queued))
+            metadata = _metadata(input, encoding, output, started, queued)
+            self._metrics.input_succeeded(kind, metadata)
+            return Answer(output, metadata)
+        finally:
+            loaded.device.release()
+
+    def deliver(self, results: Sequence[Output | Failure]) -> None:
+        """Hand outputs to those who wait for them."""
+        for result in results:
+            future = self._pending.pop(result.id, None)
+            if future is None or future.done():
+                continue  # the caller has left
+            if isinstance(result, Failure):
+                future.set_exception(result.error)
+            else:
+                future.set_result(result)
+
+    async def _infer(self, device: Device, entry: Entry) -> Output:
+        future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        self._pending[entry.id] = future
+        try:
+            device.submit(entry)
+            return await future
+        except asyncio.CancelledError:
+            device.cancel(entry.id)
+            raise
+        finally:
+            self._pending.pop(entry.id, None)
+
+
+def _entry(id: int, kind: Kind, encoding: Encoding, caller: Caller, queued: int) -> Entry:
+    return Entry(
+        id, kind, encoding.input_ids, encoding.token_type_ids, encoding.prompt_tokens, caller.deadline_ns, queued
+    )
+
+
+def _check_deadline(caller: Caller, now: int) -> None:
+    if caller.deadline_ns is not None and caller.deadline_ns <= now:
+        raise DeadlineError
+
+
+def _metadata(input: Input, encoding: Encoding, output: Output, started: int, queued: int) -> Metadata:
+    return Metadata(
+        compute_chars=input.chars,
+        compute_tokens=len(encoding.input_ids),
+        total_time_ns=time.monotonic_ns() - started,
+        tokenization_time_ns=queued - started,
+        queue_time_ns=output.queue_ns,
+        inference_time_ns=output.inference_ns,
+        batch_size=output.batch_size,
+    )
