@@ -8,9 +8,10 @@ QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota
 
 # Read by libgomp, torch and oneDNN when they are loaded.
 ENVIRONMENT = {
-    # A thread that waits for another sleeps instead of spinning: where cores are shared with an event loop, tokenizer
-    # threads or other processes, the spinning keeps away just the thread that is waited for.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # A thread that waits for another spins for some microseconds only, then it sleeps: where cores are shared with an
+    # event loop, tokenizer threads or other processes, spinning keeps away just the thread that is waited for, while to
+    # sleep at once makes each of a small batch's hundred short products wait for a thread to wake up.
+    "GOMP_SPINCOUNT": "3000",
     # Kernels that are kept, about a megabyte each, in two caches; 1024 by default.
     "LRU_CACHE_CAPACITY": "256",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
