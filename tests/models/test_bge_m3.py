@@ -3,19 +3,23 @@
 import asyncio
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import torch
 import transformers
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import Tensor
 
-from tei_grpc.config import EngineConfig
+from tei_grpc.config import EngineConfig, Settings
 from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.info import describe
 from tei_grpc.engine.token_heads import strongest
 from tei_grpc.engine.validation import check_kind
 from tei_grpc.errors import ModelTypeError, StartupError
 from tei_grpc.loading.model_config import read_model_config
+from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tei_grpc.serve.grpc_server import GrpcServer
 from tei_grpc.types import Kind
 from tests import folders
 from tests.checkpoints import SIZES, make_checkpoint
@@ -170,3 +174,31 @@ async def test_engine_answers_all_three_at_the_same_time(folder: Path) -> None:
     assert set(sparse.indices.tolist()) <= set(ids) - DROPPED
     assert tokens.token_embeddings.shape == (len(ids) - 1, HIDDEN)
     np.testing.assert_allclose(np.linalg.norm(tokens.token_embeddings, axis=1), 1, atol=1e-5)
+
+
+async def test_one_server_answers_all_three_and_health_says_so(folder: Path) -> None:
+    settings = Settings.model_validate(
+        {"model_id": str(folder), "colbert": True, "hostname": "127.0.0.1", "port": 0, "shutdown_grace": 0.5}
+    )
+    engine = Engine(settings)
+    server = GrpcServer(settings, engine)
+    address = (await server.start()).serving[0].local
+    try:
+        await engine.start()
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = tei_pb2_grpc.EmbedStub(channel)
+            dense, sparse, every, health = await asyncio.gather(
+                stub.Embed(tei_pb2.EmbedRequest(inputs="hello world")),
+                stub.EmbedSparse(tei_pb2.EmbedSparseRequest(inputs="hello world")),
+                stub.EmbedAll(tei_pb2.EmbedAllRequest(inputs="hello world")),
+                health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="tei.v1.Embed")),
+            )
+    finally:
+        await server.stop()
+    assert len(dense.embeddings) == HIDDEN
+    assert all(value.index not in DROPPED and value.value > 0 for value in sparse.sparse_embeddings)
+    assert len(every.token_embeddings) == every.metadata.compute_tokens - 1  # the first token is left out
+    norms = [np.linalg.norm(token.embeddings) for token in every.token_embeddings]
+    np.testing.assert_allclose(norms, 1.0, atol=1e-5)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    assert (engine.info.embeds, engine.info.embeds_sparse, engine.info.embeds_all) == (True, True, True)
