@@ -13,8 +13,8 @@ ENVIRONMENT = {
     # sleep at once makes each of a small batch's hundred short products wait for a thread to wake up.
     "GOMP_SPINCOUNT": "3000",
     # Kernels that are kept, about a megabyte each, in two caches; 1024 by default.
-    "LRU_CACHE_CAPACITY": "256",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+    "LRU_CACHE_CAPACITY": "64",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
 
 

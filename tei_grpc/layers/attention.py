@@ -17,6 +17,7 @@ from tei_grpc.layers.onednn import multiply_transposed
 from tei_grpc.layers.packed import Group, PackedInputs
 
 BLOCK_SCORES = 1 << 20  # scores computed at a time: 4 MiB of float32 stay in cache; measured best of 2^16 to 2^22
+BLOCK_ROWS = 1024  # tokens whose copies by head exist at a time, unless one text has more
 LONG = 256  # tokens from which a text's heads run one by one; there a product of its own pays for its call
 NARROW = 64  # tokens from which products in bfloat16 beat those in float32
 REGISTER = {torch.float32: 16, torch.bfloat16: 32}  # values in a vector register
@@ -111,7 +112,8 @@ def _attend_short(states: _States, group: Group, scale: float, mask: Mask) -> No
     dtype = states.query.dtype if states.query.dtype == torch.bfloat16 and length >= NARROW else torch.float32
     height, width = _padded_sizes(length, dtype)
     every = slice(0, length)
-    for texts, heads in _blocks(group.texts, states.key.shape[1], shared * height * width):
+    most = max(1, BLOCK_ROWS // length)
+    for texts, heads in _blocks(group.texts, most, states.key.shape[1], shared * height * width):
         rows = slice(texts.start * length, texts.stop * length)
         count, query_heads = texts.stop - texts.start, slice(heads.start * shared, heads.stop * shared)
         query = _by_head(states.query[rows, query_heads], count, shared, height, dtype)
@@ -142,12 +144,15 @@ def _padded_sizes(length: int, dtype: torch.dtype) -> tuple[int, int]:
     return padded, padded
 
 
-def _blocks(texts: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a group of `scores` scores per text and key head: by powers of two of texts, and within a text by heads."""
+def _blocks(texts: int, most: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a group of `scores` scores per text and key head: by powers of two of texts, and within a text by heads.
+
+    No block has more than `most` texts.
+    """
     at_once = max(1, BLOCK_SCORES // scores)
     start = 0
     while start < texts:
-        size = _power_of_two(min(texts - start, max(1, at_once // heads)))
+        size = _power_of_two(min(texts - start, most, max(1, at_once // heads)))
         for head in _cut(heads, at_once):
             yield slice(start, start + size), head
         start += size

@@ -17,8 +17,6 @@ from tests.checkpoints import make_checkpoint
 from tests.e2e.servers import Server, free_port
 
 PERMITS = 16
-# oneDNN keeps a kernel for every number of rows that it has met, up to 1024 of them: that growth would hide any other
-SMALL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 # grpc.aio's own, when a caller leaves in the moment in which its answer is sent
 CALLER_LEFT = "ExecuteBatchError raised in core"
 SIGNS_OF_A_BUG = ("Traceback", "never retrieved", "never awaited", "was destroyed", "Internal error, id")
@@ -42,7 +40,6 @@ class Patient:
             *("--max-concurrent-requests", str(PERMITS), "--prometheus-port", str(self._metrics_port)),
             *(("--pooling", "splade") if name == "mlm-t" else ()),
             OMP_NUM_THREADS="1",
-            **SMALL_CACHES,
         )
 
         self.address = self._server.address
