@@ -504,3 +504,31 @@ async def test_engine_is_started_once(tmp_path) -> None:
     async with fake_engine(folders.embedder(tmp_path)) as (engine, _device):
         with pytest.raises(StartupError, match="once"):
             await engine.start()
+
+
+async def test_one_logit_gets_a_sigmoid_whatever_activation_the_checkpoint_names(tmp_path) -> None:
+    """Case of a cross-encoder saved with the identity: raw scores are what `raw_scores` is for."""
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    folder = folders.classifier(tmp_path, "LABEL_0", sentence_transformers=identity)
+    runner = FakeRunner()
+    runner.answer = lambda entry: (np.array([2.0], np.float32),)
+    async with fake_engine(folder, runner) as (engine, _device):
+        (score,) = (await engine.rerank("a", ["b"])).ranks
+        (raw,) = (await engine.rerank("a", ["b"], scoring=Scoring(raw_scores=True))).ranks
+    assert score.score == pytest.approx(1 / (1 + np.exp(-2)), abs=1e-6)
+    assert raw.score == 2.0
+
+
+async def test_refusal_of_an_overloaded_engine_takes_no_time(tmp_path) -> None:
+    """The target is 50 ms; a test on a busy machine asks for ten times that."""
+    runner = FakeRunner()
+    async with fake_engine(folders.embedder(tmp_path), runner, max_concurrent_requests=2) as (engine, _device):
+        first = await held(runner, engine.embed("a"))
+        second = asyncio.ensure_future(engine.embed("b"))
+        await asyncio.sleep(0)
+        started = time.monotonic()
+        with pytest.raises(OverloadedError):
+            await engine.embed("c")
+        assert time.monotonic() - started < 0.5
+        runner.gate.set()
+        await asyncio.gather(first, second)
