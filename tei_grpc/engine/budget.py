@@ -11,8 +11,8 @@ SECONDS = 0.4  # for all measurements together; a model too slow for more is one
 def choose_budget(measure: Callable[[int], float], max_tokens: int) -> int:
     """The smallest batch, in tokens, that comes within 5% of the best throughput seen; `max_tokens` at the most.
 
-    `measure` runs a batch of so many tokens and returns the seconds it took. Sizes double until the time is up or the
-    throughput stops growing.
+    `measure` runs a batch of so many tokens and returns the seconds it took. Sizes double until the time is up or
+    `max_tokens` is reached.
     """
     rates: dict[int, float] = {}
     spent, tokens = 0.0, min(SMALLEST, max_tokens)

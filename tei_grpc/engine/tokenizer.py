@@ -41,7 +41,7 @@ class Tokenizer:
         self._model = model
         self._tokenizer = load(model.folder, model.hf_config)
         self._tokenizer.encode_special_tokens = config.split_special_tokens
-        # what is put before or around an input: the longest prompt, or a template
+        # what may be put before an input: the longest prompt
         self._added_chars = max(map(len, [model.default_prompt or "", *model.prompts.values()]))
         self._is_closed = False
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="tokenizer")
