@@ -15,7 +15,8 @@ SERVICES_OF = {
     ModelType.RERANKER: ("tei.v1.Predict", "tei.v1.Rerank"),
 }
 ALWAYS = ("", "tei.v1.Info", "tei.v1.Tokenize")
-NAMES = ("", "tei.v1.Info", "tei.v1.Tokenize", "tei.v1.Embed", "tei.v1.Predict", "tei.v1.Rerank")
+LIVENESS = "liveness"  # the name in Kubernetes' own examples: a restart would help, that and nothing else
+NAMES = ("", "tei.v1.Info", "tei.v1.Tokenize", "tei.v1.Embed", "tei.v1.Predict", "tei.v1.Rerank", LIVENESS)
 
 Response = health_pb2.HealthCheckResponse
 
@@ -24,20 +25,20 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     """Answers from a set of names; services that do not fit the model stay NOT_SERVING."""
 
     def __init__(self) -> None:
-        self._serving: frozenset[str] = frozenset()
+        self._serving = frozenset({LIVENESS})
         self._is_ended = False
         self._changed = asyncio.Event()
 
     def follow(self, state: State, model_type: ModelType | None) -> None:
-        """Take over the engine's state; before the model is known nothing serves."""
+        """Take over the engine's state; before the model is known nothing serves but `LIVENESS`."""
         if state is State.SERVING and model_type is not None:
-            self._set(frozenset((*ALWAYS, *SERVICES_OF[model_type])))
+            self._set(frozenset((LIVENESS, *ALWAYS, *SERVICES_OF[model_type])))
         else:
-            self._set(frozenset())
+            self._set(frozenset(() if state is State.UNHEALTHY else (LIVENESS,)))
 
     def end(self) -> None:
-        """Turn everything NOT_SERVING for good, and let every Watch end once it has said so."""
-        self._set(frozenset())
+        """Turn everything but `LIVENESS` NOT_SERVING for good, and let every Watch end once it has said so."""
+        self._set(self._serving & {LIVENESS})
         self._is_ended = True
         self._wake()
 

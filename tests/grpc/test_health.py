@@ -12,6 +12,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 NAMES = ("", "tei.v1.Info", "tei.v1.Tokenize", "tei.v1.Embed", "tei.v1.Predict", "tei.v1.Rerank")
+LIVENESS = "liveness"
 
 
 def stub_of(served):
@@ -53,8 +54,9 @@ async def test_check_of_an_unknown_name_is_not_found(served):
 
 async def test_list_tells_all_at_once(served):
     listed = (await stub_of(served).List(health_pb2.HealthListRequest())).statuses
+    serving = {LIVENESS, *await serving_names(served)}
     assert {name: reply.status for name, reply in listed.items()} == {
-        name: SERVING if name in await serving_names(served) else NOT_SERVING for name in NAMES
+        name: SERVING if name in serving else NOT_SERVING for name in (*NAMES, LIVENESS)
     }
 
 
@@ -104,6 +106,44 @@ async def test_sick_device_turns_everything_and_recovery_turns_it_back(served):
     assert await serving_names(served) == set()
     served.engine._follow_device(True)
     assert "tei.v1.Embed" in await serving_names(served)
+
+
+async def is_live(served):
+    return (await stub_of(served).Check(request(LIVENESS))).status == SERVING
+
+
+async def test_liveness_holds_while_the_model_loads_and_serves(serve):
+    async with serve(load=False) as served:
+        assert await is_live(served)
+        await served.engine.start()
+        assert await is_live(served)
+
+
+async def test_liveness_ends_with_the_device_and_comes_back_with_it(served):
+    served.engine._follow_device(False)
+    assert not await is_live(served)
+    served.engine._follow_device(True)
+    assert await is_live(served)
+
+
+async def test_liveness_holds_while_calls_are_shed_and_while_the_server_drains(serve):
+    async with serve(max_concurrent_requests=1, health_port=0, shutdown_grace=20) as served:
+        served.runner.gate.clear()
+        held = served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0"))
+        await asyncio.to_thread(served.runner.running.wait)
+        assert await served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0")).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await is_live(served)
+        [health_address] = served.addresses.health
+        async with grpc.aio.insecure_channel(health_address.local) as channel:
+            probe = health_pb2_grpc.HealthStub(channel)
+            watch = probe.Watch(request())
+            assert await read_status(watch) == SERVING
+            stopping = asyncio.create_task(served.server.stop())
+            assert await read_status(watch) == NOT_SERVING
+            assert (await probe.Check(request(LIVENESS))).status == SERVING
+            served.runner.gate.set()
+            assert (await held).embeddings
+            await stopping
 
 
 async def test_probe_is_answered_while_calls_are_shed(serve):
