@@ -84,6 +84,11 @@ class RequestOptions(OptionGroup):
     auto_truncate: bool = Field(
         True, description="lower the maximum input length to `--max-batch-tokens` instead of refusing to start"
     )
+    runner_timeout: Seconds = Field(
+        60.0,
+        description="seconds, and 20 times what its tokens took at start, that a batch may take; then the model counts "
+        "as hung, callers are told so, and health turns",
+    )
     tokenization_workers: Count | None = Field(
         None, description="tokenizer threads; one less than the CPU cores when left out"
     )

@@ -49,6 +49,7 @@ class FakeRunner:
         self.answer: Callable[[Entry], Arrays | TeiError] = answer
         self.batches: list[list[Entry]] = []
         self.recoveries = 0
+        self.seconds_per_token = 0.0
 
     def warm_up(self) -> None:
         """Nothing to warm."""

@@ -38,6 +38,6 @@ class Device(Protocol):
         """Drop an entry whose caller has left; nothing is delivered for it unless that happened already."""
         ...
 
-    async def stop(self) -> None:
-        """Finish the running batch, fail what waits with UnavailableError, and end."""
+    async def stop(self) -> bool:
+        """Finish the running batch, fail what waits with UnavailableError, and end; False when the batch hangs."""
         ...

@@ -63,6 +63,7 @@ class Engine:
         self._loaded: Loaded | None = None
         self._info: Info | None = None
         self._is_started = False
+        self.is_stuck = False
         self._watchers: list[Callable[[State], None]] = []
         self._line = Line(self.metrics)
 
@@ -116,10 +117,10 @@ class Engine:
             raise StartupError("The engine was stopped while it was loading")
 
     async def stop(self) -> None:
-        """Fail what still waits with UnavailableError and let go of the model."""
+        """Fail what still waits with UnavailableError and let go of the model, unless a batch hangs (`is_stuck`)."""
         self.drain()
         if self._device is not None:
-            await self._device.stop()
+            self.is_stuck = not await self._device.stop()
         if self._loaded is not None:
             self._loaded.tokenizer.close()
             self._loaded = None

@@ -106,14 +106,19 @@ class Queue:
                     return None
             return self._take()
 
+    def clear(self) -> list[Entry]:
+        """Hand back what was waiting."""
+        with self._changed:
+            left = list(self._entries.values())
+            self._entries.clear()
+            return left
+
     def close(self) -> list[Entry]:
         """Take nothing more in; hands back what was waiting."""
         with self._changed:
             self._closed = True
-            left = list(self._entries.values())
-            self._entries.clear()
             self._changed.notify()
-            return left
+            return self.clear()
 
     @property
     def closed(self) -> bool:

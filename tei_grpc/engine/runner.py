@@ -81,6 +81,7 @@ class Runner:
         self._answerers = self._answerers_by_kind(model)
         self._max_input_length = model.max_input_length
         self._is_narrow = dtype != "float32"
+        self.seconds_per_token = 0.0  # of the largest batch that was measured at start; 0 where none was
         self.recoveries = 0  # inputs that 16-bit numbers were too small for, answered in float32
         self.facts = ModelFacts(
             dtype=dtype,
@@ -111,7 +112,9 @@ class Runner:
         length = min(BUDGET_LENGTH, self._max_input_length, tokens)
         started = time.perf_counter()
         self._run_blank([length] * max(1, tokens // length))
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.seconds_per_token = seconds / tokens
+        return seconds
 
     def run(self, batch: Batch) -> list[Answer]:
         """Answer every entry, in order, with what `types.Output.arrays` says for its kind, or with its own error.

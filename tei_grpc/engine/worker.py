@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.device import Deliver
 from tei_grpc.engine.queue import Admission, Queue
+from tei_grpc.engine.watchdog import TICK_SECONDS, Watchdog
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
@@ -24,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
+HUNG = "The model runner does not answer"
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
 
 
@@ -36,9 +40,13 @@ class Worker:
         self._metrics = metrics
         self._admission = Admission(config.max_concurrent_requests)
         self._queue = Queue(config.max_batch_tokens, config.max_batch_requests)
+        self._watching: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._main, name="device", daemon=True)
         self._running: Sequence[Entry] = ()
+        self._given_up: set[int] = set()  # entries that have failed while their batch still runs
         self._healthy = True
+        self._seconds_per_token = 0.0
+        self._watchdog = Watchdog(config.runner_timeout, self._follow_watchdog)
         metrics.watch_queue(lambda: len(self._queue))
         metrics.watch_permits(lambda: self._admission.in_use, permits=config.max_concurrent_requests)
 
@@ -49,7 +57,9 @@ class Worker:
         self._on_state = on_state
         self._ready: asyncio.Future[ModelFacts] = self._loop.create_future()
         self._thread.start()
-        return await self._ready
+        facts = await self._ready
+        self._watching = self._loop.create_task(self._watchdog.watch())
+        return facts
 
     def admit(self, *, waits: bool) -> Awaitable[None] | None:
         """See Device."""
@@ -61,6 +71,8 @@ class Worker:
 
     def submit(self, entry: Entry) -> None:
         """See Device."""
+        if self._watchdog.is_hung:
+            raise UnavailableError(HUNG)
         if not self._queue.put(entry):
             raise UnavailableError(GONE)
 
@@ -68,11 +80,14 @@ class Worker:
         """See Device."""
         self._queue.cancel(entry_id)
 
-    async def stop(self) -> None:
+    async def stop(self) -> bool:
         """See Device."""
         self._fail(self._queue.close(), lambda: UnavailableError("The server is shutting down"))
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        while self._thread.is_alive() and not self._watchdog.is_hung:
+            await asyncio.to_thread(self._thread.join, TICK_SECONDS)
+        if self._watching is not None:
+            self._watching.cancel()
+        return not self._thread.is_alive()
 
     def _main(self) -> None:
         try:
@@ -92,6 +107,7 @@ class Worker:
             runner = self._load_runner()
             runner.warm_up()
             self._queue.max_tokens = runner.choose_budget(self._config.max_batch_tokens)
+            self._seconds_per_token = runner.seconds_per_token
             logger.info("batches have up to %d tokens", self._queue.max_tokens)
         except Exception as error:
             self._call(self._settle, _startup_error(error))
@@ -144,7 +160,7 @@ class Worker:
             self._run(runner, entries[middle:])
             return
         self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=self._queue.max_tokens)
-        self._call(self._deliver, outputs)
+        self._call(self._hand_out, outputs)
         self._set_healthy(True)
 
     def _infer(self, runner: "Runner", entries: Sequence[Entry]) -> list[Output | Failure]:
@@ -152,7 +168,8 @@ class Worker:
         started, recoveries = time.monotonic_ns(), runner.recoveries
         try:
             entries = sorted(entries, key=len)  # texts of equal length run together
-            results = runner.run(pack(entries))
+            with self._watchdog.running(self._seconds_per_token * sum(map(len, entries))):
+                results = runner.run(pack(entries))
         finally:
             inference_ns = time.monotonic_ns() - started
             self._metrics.batch_ended(inference_ns / NS_PER_S, recoveries=runner.recoveries - recoveries)
@@ -167,7 +184,8 @@ class Worker:
     def _check(self, runner: "Runner") -> bool:
         """After a failure: does the model still run at all? Health follows the answer."""
         try:
-            runner.check()
+            with self._watchdog.running(0):
+                runner.check()
         except Exception:
             logger.exception("the model does not run")
             self._set_healthy(False)
@@ -178,17 +196,41 @@ class Worker:
     def _set_healthy(self, healthy: bool) -> None:
         if healthy != self._healthy:
             self._healthy = healthy
-            self._call(self._on_state, healthy)
+            self._call(self._tell_state)
+
+    def _tell_state(self) -> None:
+        self._on_state(self._healthy and not self._watchdog.is_hung)
+
+    def _follow_watchdog(self, is_hung: bool) -> None:
+        """Answer all who wait once the batch hangs; when it ends after all, everything goes on."""
+        if is_hung:
+            running = list(self._running)
+            logger.error("a batch of %d hangs, at\n%s", len(running), _stack(self._thread))
+            self._fail([*running, *self._queue.clear()], lambda: UnavailableError(HUNG))
+            self._call(self._given_up.update, [entry.id for entry in running])
+        else:
+            logger.warning("the batch that hung has ended")
+        self._tell_state()
+
+    def _hand_out(self, results: Sequence[Output | Failure]) -> None:
+        """Deliver, but nothing twice."""
+        self._deliver([result for result in results if result.id not in self._given_up])
+        self._given_up.difference_update(result.id for result in results)
 
     def _fail(self, entries: Sequence[Entry], error: Callable[[], TeiError]) -> None:
         if entries:
-            self._call(self._deliver, [Failure(entry.id, error()) for entry in entries])
+            self._call(self._hand_out, [Failure(entry.id, error()) for entry in entries])
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody is left to tell
             logger.debug("event loop closed")
+
+
+def _stack(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else "".join(traceback.format_stack(frame))
 
 
 def _startup_error(error: Exception) -> StartupError:

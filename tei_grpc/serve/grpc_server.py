@@ -49,6 +49,8 @@ async def serve(config: ServerConfig, engine: Engine) -> int:
         for line in error.message.splitlines():
             print(f"tei-grpc: {line}", file=sys.stderr)
         return 1
+    if engine.is_stuck:
+        end_process(1)  # the interpreter cannot end while a thread computes: it would abort
     return 0
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tei_grpc.pb import tei_pb2
+from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.types import State
 from tests.grpc.conftest import until, write_checkpoint
 
@@ -160,3 +160,12 @@ async def test_signal_during_loading_ends_at_once(tmp_path):
         assert (await probe.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.NOT_SERVING
         started.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(started.wait(), 5) == 0
+
+
+async def test_server_whose_model_hangs_ends_without_a_crash(tmp_path):
+    async with process(tmp_path, "0", "busy", until="Serving on") as (started, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await tei_pb2_grpc.EmbedStub(channel).Embed(embed_request(), timeout=30)
+        assert caught.value.code() is Code.UNAVAILABLE
+        started.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(started.wait(), 30) == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tei_grpc.config import EngineConfig
-from tei_grpc.engine import worker
+from tei_grpc.engine import watchdog, worker
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, UnavailableError
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
@@ -311,6 +311,85 @@ async def test_batch_that_succeeds_turns_health_back(device_over, monkeypatch):
         runner.cured = True
         device.submit(entry(2))
         await desk.until(lambda: desk.states == [False, True])
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Options and a pace by which a batch hangs after a few hundredths of a second."""
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
+    return {"runner_timeout": 0.03}
+
+
+async def test_hanging_batch_fails_all_who_wait_and_turns_health(device_over, impatient):
+    runner = FakeRunner()
+    async with device_over(runner, **impatient) as (device, desk):
+        await held_back(device, runner, [entry(1), entry(2)])
+        await desk.until(lambda: len(desk.results) == 3)
+        assert {str(result.error) for result in desk.results.values()} == {"The model runner does not answer"}
+        assert desk.states == [False]
+        with pytest.raises(UnavailableError, match="The model runner does not answer"):
+            device.submit(entry(3))
+
+
+async def test_batch_that_ends_after_all_turns_health_back_and_is_not_delivered_again(device_over, impatient):
+    runner = FakeRunner()
+    async with device_over(runner, **impatient) as (device, desk):
+        await held_back(device, runner, [])
+        await desk.until(lambda: desk.states == [False])
+        runner.gate.set()
+        await desk.until(lambda: desk.states == [False, True])
+        device.submit(entry(1))
+        await desk.until(lambda: 1 in desk.results)
+        assert desk.errors() == {0: UnavailableError}
+
+
+async def test_batch_may_take_many_times_what_its_tokens_took_at_start(device_over, impatient):
+    runner = FakeRunner()
+    runner.seconds_per_token = 10
+    async with device_over(runner, **impatient) as (device, desk):
+        await held_back(device, runner, [])
+        await asyncio.sleep(0.2)  # many times the timeout
+        runner.gate.set()
+        await desk.until(lambda: 0 in desk.results)
+        assert (desk.errors(), desk.states) == ({}, [])
+
+
+async def test_short_batches_one_after_the_other_do_not_add_up_to_a_hang(device_over, impatient):
+    runner = FakeRunner()
+
+    def take_a_moment(each: Entry):
+        time.sleep(0.02)
+        return answer(each)
+
+    runner.answer = take_a_moment
+    async with device_over(runner, max_batch_requests=1, runner_timeout=0.5) as (device, desk):
+        for id in range(40):
+            device.submit(entry(id))
+        await desk.until(lambda: len(desk.results) == 40)
+        assert (desk.errors(), desk.states) == ({}, [])
+
+
+async def test_check_that_hangs_turns_health_too(device_over, impatient):
+    runner = FakeRunner()
+    runner.answer = fussy
+
+    def hang():
+        runner.gate.clear()
+        runner.gate.wait()
+
+    runner.check = hang
+    async with device_over(runner, **impatient) as (device, desk):
+        device.submit(entry(BAD))
+        await desk.until(lambda: desk.states == [False])
+        assert desk.errors() == {BAD: UnavailableError}
+
+
+async def test_device_that_hangs_can_be_stopped(device_over, impatient):
+    runner = FakeRunner()
+    async with device_over(runner, **impatient) as (device, _):
+        await held_back(device, runner, [])
+        async with asyncio.timeout(10):
+            assert not await device.stop()
 
 
 async def test_stopping_finishes_what_runs_and_fails_what_waits(device_over):
