@@ -1,11 +1,12 @@
-"""Owns attention over packed texts: one function and its masks.
+"""Owns attention over packed texts: one function and its masks, and how a CPU computes it.
 
-Texts of equal length that lie side by side (a `Group`) are handled together, so nothing is gathered, and no text can
-see another. They run as batched products over texts and heads. A long text runs head by head, by blocks of queries, and
-a window leaves out the keys that none of a block's queries sees.
+A device with kernels of its own brings them along in the packed inputs (see `kernels`). Without them, texts of equal
+length that lie side by side (a `Group`) are handled together, so nothing is gathered, and no text can see another. They
+run as batched products over texts and heads. A long text runs head by head, by blocks of queries, and a window leaves
+out the keys that none of a block's queries sees.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -41,11 +42,18 @@ class Block:
         return slice(self.start, self.start + self.texts * self.length)
 
 
+ByRow = Callable[[Tensor, Tensor, Tensor], Tensor]  # head, packed row of the query and of the key: the value
+
+
 class Bias(Protocol):
     """Something added to the scaled scores, per head."""
 
     def __call__(self, block: Block) -> Tensor:
         """The block's values: float32 [texts or 1, heads, queries, keys]."""
+        ...
+
+    def by_row(self) -> ByRow:
+        """The same values one by one, for kernels that go through packed rows."""
         ...
 
 
@@ -84,6 +92,13 @@ def attention(
     mask: Mask = FULL,
 ) -> Tensor:  # [tokens, heads * head_dim]
     """Softmax attention inside each text: softmax(scale * q k^T + bias) v, the softmax summed in float32."""
+    attend = inputs.attend or _attend_in_blocks
+    return attend(query, key_value, inputs, scale=scale, mask=mask)
+
+
+def _attend_in_blocks(
+    query: Tensor, key_value: tuple[Tensor, Tensor], inputs: PackedInputs, *, scale: float, mask: Mask
+) -> Tensor:
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for group in inputs.groups:
         rows = slice(group.start, group.stop)
@@ -197,10 +212,11 @@ def _restrict(scores: Tensor, block: Block, mask: Mask) -> None:
 @lru_cache(maxsize=64)
 def _window(left: int | None, right: int | None, length: int) -> Tensor:
     """0 where the query sees the key, HIDDEN elsewhere: float32 [length, length]; a shorter text takes its corner."""
-    return _band(left, right, slice(0, length), slice(0, length))
+    return band(left, right, slice(0, length), slice(0, length))
 
 
-def _band(left: int | None, right: int | None, queries: slice, keys: slice) -> Tensor:
+def band(left: int | None, right: int | None, queries: slice, keys: slice) -> Tensor:
+    """0 where the query sees the key, HIDDEN elsewhere: float32 [queries, keys], on the CPU."""
     distance = torch.arange(keys.start, keys.stop) - torch.arange(queries.start, queries.stop)[:, None]
     hidden = torch.zeros_like(distance, dtype=torch.bool)
     if left is not None:
@@ -235,13 +251,13 @@ def _attend_text(states: _States, block: Block, mask: Mask) -> None:
         seen = slice(keys.start, padded if keys.stop == block.length else keys.stop)
         height = queries.stop - queries.start
         rows = slice(queries.start, min(queries.start + -(-height // 32) * 32, padded))
-        band = _band(mask.left, mask.right, queries, keys).to(states.query) if mask.is_windowed else None
+        hidden = band(mask.left, mask.right, queries, keys).to(states.query) if mask.is_windowed else None
         for head in range(len(states.query)):
             scores = multiply_transposed(states.query[head, rows], states.key[head // shared, seen])
             scores[:, keys.stop - keys.start :] = HIDDEN
             real = scores[:height, : keys.stop - keys.start]
-            if band is not None:
-                real += band
+            if hidden is not None:
+                real += hidden
             if mask.bias is not None:
                 real += mask.bias(replace(block, heads=slice(head, head + 1), queries=queries, keys=keys))[0, 0]
             probabilities = torch.softmax(scores, dim=-1)

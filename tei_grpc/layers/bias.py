@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tei_grpc.layers.attention import Block
+from tei_grpc.layers.attention import Block, ByRow
 from tei_grpc.layers.packed import PackedInputs
 
 
@@ -41,6 +41,11 @@ class DistanceBias:
         values = self.values[block.heads, _window(self.values.shape[1], block)]
         # the block's last query sees the first of these values, one for each key, each query before it one further on
         return values.unfold(1, block.keys.stop - block.keys.start, 1).flip(1)[None]
+
+    def by_row(self) -> ByRow:
+        """See `attention.Bias`."""
+        values, total = self.values, self.values.shape[1]
+        return lambda head, query, key: values[head, _place(total, query, key)]
 
 
 def alibi_bias(heads: int, inputs: PackedInputs) -> DistanceBias:
@@ -75,12 +80,36 @@ class DisentangledBias:
             scores.append(_scores(key, self.position_query[buckets.flip(0), heads]).transpose(2, 3))
         return torch.stack(scores).sum(0) if len(scores) > 1 else scores[0]
 
+    def by_row(self) -> ByRow:
+        """See `attention.Bias`. What a row could score with each bucket exists at once: [heads, tokens, buckets]."""
+        buckets, total = self.buckets, len(self.buckets)
+        by_query = _products(self.query, self.position_key)
+        by_key = _products(self.key, self.position_query)
+
+        def value(head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            bucket = buckets[_place(total, query, key)]
+            scores = [] if by_query is None else [by_query[head, query, bucket]]
+            scores += [] if by_key is None else [by_key[head, key, bucket]]
+            return sum(scores[1:], scores[0]).float()
+
+        return value
+
 
 def _window(total: int, block: Block) -> slice:
     """Which of `total` distances the block meets: those from its last query's first key to its first query's last."""
     return slice(
         total // 2 + block.keys.start - block.queries.stop + 1, total // 2 + block.keys.stop - block.queries.start
     )
+
+
+def _place(total: int, query: Tensor, key: Tensor) -> Tensor:
+    """Where among `total` distances that of two rows is; rows of two texts may lie further apart than any of them."""
+    return (key - query + total // 2).clamp(0, total - 1)
+
+
+def _products(states: Tensor, positions: Tensor | None) -> Tensor | None:
+    """[tokens, heads, head_dim], [buckets, heads, head_dim] -> [heads, tokens, buckets]."""
+    return None if positions is None else torch.bmm(states.transpose(0, 1), positions.permute(1, 2, 0))
 
 
 def _texts(states: Tensor, block: Block) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +12,20 @@ from torch import Tensor
 
 from tei_grpc.types import Batch
 
+if TYPE_CHECKING:
+    from tei_grpc.layers.attention import Mask
+
 Indices = NDArray[np.int64]
+
+
+class Attend(Protocol):
+    """A way to compute what `attention.attention` promises."""
+
+    def __call__(
+        self, query: Tensor, key_value: tuple[Tensor, Tensor], inputs: "PackedInputs", *, scale: float, mask: "Mask"
+    ) -> Tensor:
+        """See `attention.attention`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,7 @@ class PackedInputs:
     offsets: tuple[int, ...]  # cu_seqlens on the host
     text_ids: Tensor  # [tokens] int64, which text a token belongs to
     groups: tuple[Group, ...]  # all texts, in order; the fewer, the faster: a batch is best sorted by length
+    attend: Attend | None = None  # the device's own kernels; None: in blocks, as on a CPU
 
     @property
     def first_rows(self) -> Tensor:
