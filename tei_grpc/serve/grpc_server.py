@@ -25,8 +25,13 @@ from tei_grpc.types import State
 
 logger = logging.getLogger(__name__)
 
+MAX_PENDING_CALLS = 16_384
 TRANSPORT = (
     ("grpc.so_reuseport", 0),
+    # gRPC itself cancels calls that wait for the event loop, at random from the first number on (1000 by default), all
+    # from the second; callers shall be told RESOURCE_EXHAUSTED instead. Such a call takes 16 kB.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # Clients may ping every 5 s, also without calls; a second less, because a ping that comes early counts as abuse.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 4000),

@@ -74,6 +74,17 @@ async def test_pings_every_5_seconds_are_welcome_without_calls(serve):
             await asyncio.wait_for(left_ready(channel), 23)
 
 
+async def test_calls_of_a_burst_are_answered_or_told_to_come_back_later(serve):
+    async with serve(max_concurrent_requests=500) as served:
+        served.runner.gate.clear()
+        calls = [served.embed.Embed(request()) for _ in range(2000)]
+        refused = asyncio.as_completed([call.code() for call in calls])
+        async with asyncio.timeout(30):
+            assert {await next(refused) for _ in range(1500)} == {Code.RESOURCE_EXHAUSTED}
+            served.runner.gate.set()
+            assert {await code for code in refused} == {Code.OK}
+
+
 async def test_oversize_request_leaves_other_calls_on_its_connection_alone(serve):
     async with serve(max_recv_message_size=1000) as served:
         served.runner.gate.clear()
