@@ -26,6 +26,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
 
     def __init__(self) -> None:
         self._serving = frozenset({LIVENESS})
+        self._is_withdrawn = False
         self._is_ended = False
         self._changed = asyncio.Event()
 
@@ -36,9 +37,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         else:
             self._set(frozenset(() if state is State.UNHEALTHY else (LIVENESS,)))
 
-    def end(self) -> None:
-        """Turn everything but `LIVENESS` NOT_SERVING for good, and let every Watch end once it has said so."""
+    def withdraw(self) -> None:
+        """Turn everything but `LIVENESS` NOT_SERVING for good.
+
+        Watch goes on: a client whose Watch ends asks again, at once and as often as it is told NOT_SERVING.
+        """
         self._set(self._serving & {LIVENESS})
+        self._is_withdrawn = True
+
+    def end(self) -> None:
+        """Let every Watch end once it has told the last status."""
         self._is_ended = True
         self._wake()
 
@@ -71,7 +79,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
         return Response.SERVING if service in self._serving else Response.NOT_SERVING
 
     def _set(self, serving: frozenset[str]) -> None:
-        if not self._is_ended:
+        if not self._is_withdrawn:
             self._serving = serving
             self._wake()
 

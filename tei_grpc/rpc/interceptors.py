@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 EXEMPT = ("/grpc.health.v1.Health/", "/grpc.reflection.")  # probes and tools: no key, and at any time
 SHUTTING_DOWN = "The server is shutting down"
-REFUSALS = {State.LOADING: "The model is still loading", State.DRAINING: SHUTTING_DOWN}
+STILL_LOADING = "The model is still loading"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -122,7 +122,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
 
 
 class StateInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls while the engine is loading or draining."""
+    """Refuses calls while the engine is loading. In a drain gRPC takes no more; what it had taken is answered."""
 
     def __init__(self, state: Callable[[], State]) -> None:
         self._state = state
@@ -132,10 +132,9 @@ class StateInterceptor(grpc.aio.ServerInterceptor):
     ) -> Found:
         """Look at the state once per call."""
         handler = await continuation(handler_call_details)
-        text = REFUSALS.get(self._state())
-        if handler is None or text is None or is_exempt(handler_call_details.method):
+        if handler is None or self._state() is not State.LOADING or is_exempt(handler_call_details.method):
             return handler
-        return _refuse(lambda: UnavailableError(text))
+        return _refuse(lambda: UnavailableError(STILL_LOADING))
 
 
 def counted_method(path: str) -> str | None:

@@ -105,10 +105,11 @@ class GrpcServer:
 
     async def stop(self) -> None:
         """Turn health, go on while load balancers notice, drain, and stop the engine."""
-        self._health.end()
+        self._health.withdraw()
         if self._engine.state is State.SERVING:  # otherwise no balancer has sent anybody here
             await asyncio.sleep(self._config.shutdown_delay)
         self._engine.drain()
+        self._health.end()
         await drain(self._server, self._calls, grace=self._config.shutdown_grace)
         await self._health_server.stop(CUT_SECONDS)
         await self._engine.stop()

@@ -89,6 +89,18 @@ async def test_delay_goes_on_serving_with_health_down(serve):
         await asyncio.wait_for(stopping, 10)
 
 
+async def test_watch_goes_on_through_the_delay(serve):
+    async with serve(shutdown_delay=0.3) as served:
+        watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        stopping = asyncio.create_task(served.server.stop())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert served.engine.state is State.SERVING
+        assert await asyncio.wait_for(watch.read(), 10) is grpc.aio.EOF
+        assert served.engine.state is State.DRAINING
+        await asyncio.wait_for(stopping, 10)
+
+
 @asynccontextmanager
 async def process(folder, *arguments, until):
     """A server in a process of its own that has logged `until`, and a channel to it."""
