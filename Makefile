@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check --quiet --quiet
 MINILM := .models/all-MiniLM-L6-v2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto proto-check docs docs-check docker build go-client chaos bench bench-peers
+.PHONY: help run test lint format proto proto-check docs docs-check docker docker-steps build go-client chaos bench bench-peers
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,7 @@ lint: $(VENV)/.made proto-check ## style, types, import rules, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_options.py --check
 	$(BIN)/python scripts/generate_models_doc.py --check
+	$(BIN)/hadolint Dockerfile-grpc
 
 format: $(VENV)/.made ## rewrite the code in the project's style, and the options table
 	$(BIN)/ruff check --fix .
@@ -65,8 +66,12 @@ bench-peers: .venv-peers/.made ## what `benchmarks.compare` compares with, in an
 		sentence-transformers==6.2.0 torch==2.13.0 transformers==5.24.0
 	@touch $@
 
-docker: ## the image, on CPU: TORCH_INDEX picks torch's wheels
-	docker build -f Dockerfile-grpc -t tei-grpc:cpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
+docker: ## the image, for CPUs (Dockerfile-grpc says how to build the one with CUDA)
+	docker build -f Dockerfile-grpc -t tei-grpc:cpu .
+
+docker-steps: $(VENV)/.made ## the steps of Dockerfile-grpc without Docker, with torch from where pip finds it
+	@$(BIN)/python scripts/fetch_demo_model.py minilm
+	TORCH_INDEX= $(BIN)/python scripts/run_dockerfile_steps.py
 
 build: $(VENV)/.made ## wheel and sdist in dist/
 	$(BIN)/python -m build

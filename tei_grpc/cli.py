@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tei_grpc import __version__
@@ -154,8 +155,9 @@ def _check_health(argv: Sequence[str]) -> int:
         prog="tei-grpc health", description="Ask a running server whether it serves; exit code 0: it does."
     )
     parser.add_argument(
-        "--address", default=_local_address(os.environ), help="host:port, or unix:PATH [default: %(default)s]"
+        "--address", help=f"host:port, or unix:PATH [default, by the environment: {_local_address(os.environ)}]"
     )
+    parser.add_argument("--pid", type=int, help="the server's process, whose flags say more than the environment")
     parser.add_argument(
         "--service", default="", help="a service's name, like tei.v1.Embed; all of the server when left out"
     )
@@ -163,7 +165,8 @@ def _check_health(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     from tei_grpc.commands import health
 
-    return health.check(arguments.address, service=arguments.service, timeout=arguments.timeout)
+    address = arguments.address or _local_address({**os.environ, **_flags_of(arguments.pid)})
+    return health.check(address, service=arguments.service, timeout=arguments.timeout)
 
 
 def _show_models(argv: Sequence[str]) -> int:
@@ -209,6 +212,17 @@ def _local_address(environ: Mapping[str, str]) -> str:
         return f"unix:{path}"
     port = environ.get("PORT", "")
     return f"127.0.0.1:{port if port.isdecimal() else 3000}"
+
+
+def _flags_of(pid: int | None) -> dict[str, str]:
+    """The flags that a process was given, by environment name; none where there is no such process."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return {}
+    # a container's first process may be an init, which has the server behind `--`; what is no flag of ours is left out
+    namespace, _ = _serve_parser().parse_known_args([word for word in words if word != "--"])
+    return {name.upper(): value for name, value in vars(namespace).items() if isinstance(value, str)}
 
 
 def _complain(message: str, code: int) -> int:

@@ -182,3 +182,20 @@ def test_command_that_needs_no_model_loads_no_torch(argv: list[str]) -> None:
 )
 def test_probe_asks_the_address_of_the_environment(environ: dict[str, str], address: str) -> None:
     assert cli._local_address(environ) == address
+
+
+@pytest.mark.parametrize("before", [[], ["--", "tei-grpc"]])
+def test_probe_asks_where_the_flags_of_the_process_say(before: list[str]) -> None:
+    flags = ["--json-output", "--port", "8080", "--model-id=org/model"]
+    program = [sys.executable, "-c", "print(flush=True), input()", *before, *flags]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        given = cli._flags_of(process.pid)
+        process.communicate(b"\n")
+    assert cli._local_address({"PORT": "80"} | given) == "127.0.0.1:8080"
+
+
+def test_process_that_is_gone_has_no_flags() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert cli._flags_of(process.pid) == {}

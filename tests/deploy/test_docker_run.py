@@ -1,0 +1,142 @@
+"""`docker run` lines as people have them for text-embeddings-inference, with our image in place of its."""
+
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import grpc
+import huggingface_hub
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from tei_grpc import cli
+from tei_grpc.config import Settings
+from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tests.checkpoints import bert_t
+from tests.deploy.image import Process, docker_run, read_image
+from tests.deploy.manifests import ROOT
+from tests.e2e.servers import clean_environment, free_port
+
+TEI = "ghcr.io/huggingface/text-embeddings-inference"
+DATA = {"port": 80, "huggingface_hub_cache": Path("/data")}
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+TABLE = yaml.safe_load((Path(__file__).parent / "docker_run.yaml").read_text())
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, restored_logging: None) -> list[Settings]:
+    """Start everything but the server; the list holds the settings that it would get."""
+    settings: list[Settings] = []
+    monkeypatch.setattr(cli, "_run_server", lambda given: settings.append(given) or 0)
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    return settings
+
+
+def start(process: Process, monkeypatch: pytest.MonkeyPatch) -> int:
+    for name, value in process.environment.items():
+        monkeypatch.setenv(name, value)
+    return cli.main(process.argv[1:])
+
+
+def plain(value: object) -> object:
+    """As the table has it."""
+    if isinstance(value, tuple):
+        return list(value)
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[row["run"].partition(TEI)[2] for row in TABLE])
+def test_line_means_what_it_says(
+    started: list[Settings], monkeypatch: pytest.MonkeyPatch, row: dict[str, object]
+) -> None:
+    process = docker_run(row["run"])
+    assert start(process, monkeypatch) == 0
+    [settings] = started
+    expected = {**row["means"], **(DATA if row["means"].get("data") else {})}
+    expected.pop("data", None)
+    assert {name: plain(getattr(settings, name)) for name in expected} == expected
+    assert list(process.ports) == [settings.port], "the port that is published is the one that the server opens"
+    if "/data" in process.volumes:
+        assert settings.huggingface_hub_cache == Path("/data"), "models are kept on the volume"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_token_of_the_hub_has_two_names(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for other in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "hf_secret")
+    assert huggingface_hub.get_token() == "hf_secret"
+
+
+def test_torch_of_the_image_is_the_one_of_the_tests() -> None:
+    [tested] = [
+        line for line in tomllib.loads(PYPROJECT)["project"]["optional-dependencies"]["dev"] if "torch==" in line
+    ]
+    assert f"ARG TORCH_VERSION={tested.removeprefix('torch==')}" in (ROOT / "Dockerfile-grpc").read_text().splitlines()
+
+
+def test_model_has_to_be_named(started: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert start(docker_run(f"docker run -p 8080:80 {TEI}:1.9"), monkeypatch) == cli.USAGE_ERROR
+
+
+class Container:
+    """A process of the image on this machine: volumes are replaced by their directories of the host."""
+
+    def __init__(self, process: Process) -> None:
+        def here(text: str) -> str:
+            for inside, outside in process.volumes.items():
+                if text == inside or text.startswith(f"{inside}/"):
+                    return outside + text.removeprefix(inside)
+            return text
+
+        self.environment = clean_environment() | {name: here(value) for name, value in process.environment.items()}
+        argv = [sys.executable, "-m", "tei_grpc", *map(here, process.argv[1:])]
+        self._process = subprocess.Popen(argv, env=self.environment, stdout=subprocess.DEVNULL)
+
+    def is_healthy(self) -> bool:
+        """Ask as the image's HEALTHCHECK does, for whose first process this one stands."""
+        health = read_image().health
+        assert (health[0], health[-1]) == ("tei-grpc", "1")
+        argv = [sys.executable, "-m", "tei_grpc", *health[1:-1], str(self._process.pid)]
+        return subprocess.run(argv, env=self.environment, stdout=subprocess.DEVNULL, timeout=60).returncode == 0
+
+    def wait_until_healthy(self) -> None:
+        while not self.is_healthy():
+            assert self._process.poll() is None, "the server has ended"
+
+    def stop(self) -> int:
+        self._process.terminate()
+        return self._process.wait(timeout=60)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    bert_t(tmp_path / "model")
+    return tmp_path
+
+
+@pytest.fixture(params=["flags", "environment"])
+def line(request: pytest.FixtureRequest, folder: Path) -> str:
+    port = free_port()
+    run = f"docker run -p {port}:{port} -v {shlex.quote(f'{folder}:/data')} -e PROMETHEUS_PORT=0 -e HF_HUB_OFFLINE=1"
+    if request.param == "flags":
+        return f"{run} --rm {TEI}:cpu-1.9 --model-id /data/model --port {port} --pooling mean"
+    return f"{run} -d -e MODEL_ID=/data/model -e PORT={port} -e POOLING=mean {TEI}:cpu-1.9"
+
+
+def test_container_becomes_healthy_and_answers_on_the_published_port(line: str) -> None:
+    process = docker_run(line)
+    container = Container(process)
+    try:
+        container.wait_until_healthy()
+        [port] = process.ports.values()
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            reply = tei_pb2_grpc.EmbedStub(channel).Embed(tei_pb2.EmbedRequest(inputs="w1"), timeout=30)
+        assert len(reply.embeddings) > 0
+    finally:
+        assert container.stop() == 0
