@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import finish, validation
@@ -19,7 +19,6 @@ from tei_grpc.errors import StartupError, UnavailableError
 from tei_grpc.loading import hub
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
 from tei_grpc.metrics import Metrics
-from tei_grpc.traces import Traces
 from tei_grpc.types import (
     Caller,
     EmbedAllResult,
@@ -34,6 +33,9 @@ from tei_grpc.types import (
     SimpleToken,
     State,
 )
+
+if TYPE_CHECKING:
+    from tei_grpc.traces.recorder import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class Engine:
         config: EngineConfig,
         device: Device | None = None,
         metrics: Metrics | None = None,
-        traces: Traces | None = None,
+        traces: "Traces | None" = None,
     ) -> None:
         self.config = config
         self.metrics = metrics or Metrics()

@@ -4,16 +4,24 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from tei_grpc import logs
 from tei_grpc.errors import DeadlineError, ErrorKind, InferenceError, TeiError
 from tei_grpc.metrics import Metrics
-from tei_grpc.traces import AnsweredInput, EndedRequest, Traces
+from tei_grpc.traces import AnsweredInput, EndedRequest
 from tei_grpc.types import Caller, Metadata
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from tei_grpc.traces.recorder import Traces
 
 logger = logging.getLogger(__name__)
 
+NS_PER_MS = 1e6
 MAX_LOGGED_CHARS = 2048  # of an error; what a caller named in it may be as long as a message
 
 
@@ -22,7 +30,7 @@ class Books:
     """Where requests are written down."""
 
     metrics: Metrics
-    traces: Traces | None = None
+    traces: "Traces | None" = None
 
 
 class Request:
@@ -39,35 +47,34 @@ class Request:
         self._caller = caller
         self._kind = kind
         self._method = method or ("stream" if caller.waits else "single")
+        self._trace: Span | None = None  # unless it is sampled
         self._inputs: list[AnsweredInput] = []
 
     def __enter__(self) -> Self:
         self._metrics.request_started(self._method)
         if self._traces is not None:
-            self._started_ns = time.time_ns()
+            self._trace = self._traces.begin(self._kind, self._caller)
         return self
 
     def answer_input(self, metadata: Metadata) -> None:
         """One of several inputs has its answer."""
-        if self._traces is not None:
+        if self._trace is not None:
             self._inputs.append(AnsweredInput(time.time_ns(), metadata))
 
     def succeed(self, metadata: Metadata) -> None:
         """The answer is on its way."""
         self._metrics.request_succeeded(self._method, metadata)
         if logger.isEnabledFor(logging.INFO):
-            logger.info("Success", extra={"span": self._span() | _fields(metadata)})
-        if self._traces is not None and not self._inputs:
+            logs.defer(logger, partial(self._success, metadata))
+        if self._trace is not None and not self._inputs:
             self.answer_input(metadata)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         ending = None if error is None else self._enter_error(error)
-        if self._traces is not None:
-            self._traces.record(
-                EndedRequest(self._kind, self._method, self._caller, self._started_ns, self._inputs, ending)
-            )
+        if self._traces is not None and self._trace is not None:
+            self._traces.end(self._trace, EndedRequest(self._method, self._caller, self._inputs, ending))
         if isinstance(error, asyncio.CancelledError) and ending == ErrorKind.INFERENCE:
             failure = InferenceError("Inference failed")
             failure.is_counted = True
@@ -93,6 +100,23 @@ class Request:
         logger.error("%s", message[:MAX_LOGGED_CHARS], extra={"span": self._span()})
         return kind
 
+    def _success(self, metadata: Metadata) -> logging.LogRecord:
+        """What `logger.info` in `succeed` would make."""
+        span = {
+            **self._span(),
+            "total_time": f"{metadata.total_time_ns / NS_PER_MS:.3f}ms",
+            "tokenization_time": f"{metadata.tokenization_time_ns / NS_PER_MS:.3f}ms",
+            "queue_time": f"{metadata.queue_time_ns / NS_PER_MS:.3f}ms",
+            "inference_time": f"{metadata.inference_time_ns / NS_PER_MS:.3f}ms",
+            "compute_chars": metadata.compute_chars,
+            "compute_tokens": metadata.compute_tokens,
+        }
+        line = Request.succeed.__code__.co_firstlineno
+        extra = {"span": span}
+        return logger.makeRecord(
+            logger.name, logging.INFO, __file__, line, "Success", (), None, func="succeed", extra=extra
+        )
+
     def _span(self) -> dict[str, object]:
         return {"kind": self._kind, "method": self._method, "request_id": self._caller.request_id}
 
@@ -104,18 +128,3 @@ def task_is_cancelled() -> bool:
     """Whether somebody wants the current task itself to end, rather than a future that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _fields(metadata: Metadata) -> dict[str, object]:
-    return {
-        "total_time": _milliseconds(metadata.total_time_ns),
-        "tokenization_time": _milliseconds(metadata.tokenization_time_ns),
-        "queue_time": _milliseconds(metadata.queue_time_ns),
-        "inference_time": _milliseconds(metadata.inference_time_ns),
-        "compute_chars": metadata.compute_chars,
-        "compute_tokens": metadata.compute_tokens,
-    }
-
-
-def _milliseconds(nanoseconds: int) -> str:
-    return f"{nanoseconds / 1e6:.3f}ms"

@@ -65,7 +65,7 @@ def _deadline_ns(context: Context) -> int | None:
 
 
 def _trace_context(metadata: Metadata) -> tuple[str | None, str | None]:
-    values = {name: value for name, value in metadata if name in ("traceparent", "tracestate")}
+    values = dict(metadata)
     traceparent, tracestate = values.get("traceparent"), values.get("tracestate")
     return (
         traceparent if isinstance(traceparent, str) else None,
