@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final, TextIO
 
-from tei_grpc.logs.formatters import HumanFormatter, JsonFormatter
+from tei_grpc.logs.formatters import HumanFormatter, JsonFormatter, timestamp
 from tei_grpc.logs.handler import BurstHandler
+
+__all__ = ["configure", "defer", "parse_levels", "timestamp"]
 
 LEVELS: Final[Mapping[str, int]] = {
     "trace": logging.DEBUG,

@@ -107,7 +107,7 @@ class BurstHandler(logging.Handler):
             time.sleep(BURST_SECONDS)
             self._called.clear()
             with suppress(OSError):  # the next line that is no burst's will say so
-                while not (self._write() or self._is_closed):
+                while not (self._is_closed or self._write()):
                     self._output.is_ready(LOOK_SECONDS)
 
     def _write(self) -> bool:

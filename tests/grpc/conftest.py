@@ -18,6 +18,7 @@ from tei_grpc.metrics import Metrics
 from tei_grpc.pb import tei_pb2_grpc
 from tei_grpc.serve.grpc_server import Addresses, GrpcServer
 from tei_grpc.traces import open_traces
+from tei_grpc.traces.recorder import Traces
 from tests.fakes import FakeDevice, FakeRunner
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(200)))
@@ -34,6 +35,7 @@ class Served:
     address: str
     addresses: Addresses
     channel: grpc.aio.Channel
+    traces: Traces | None
 
     @property
     def embed(self) -> tei_pb2_grpc.EmbedStub:
@@ -82,7 +84,7 @@ async def serve_fake(model: Path, *, load: bool = True, **options: object) -> As
         if load:
             await engine.start()
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Served(server, engine, device.runner, device, address, addresses, channel)
+            yield Served(server, engine, device.runner, device, address, addresses, channel, traces)
     finally:
         device.runner.gate.set()
         await server.stop()

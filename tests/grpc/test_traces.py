@@ -141,6 +141,26 @@ async def test_sampling_is_that_of_the_environment(serve, collector, monkeypatch
     assert [each.span.trace_id.hex() for each in servers(received)] == [TRACE]
 
 
+async def test_sampler_that_asks_no_parent_overrules_the_caller(serve, collector, monkeypatch):
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+    async with serve(otlp_endpoint=collector.url) as served:
+        await served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0"), metadata=SKIPPED)
+        received = await wait_for_spans(collector, 4)
+    assert [each.span.trace_id.hex() for each in servers(received)] == [TRACE]
+
+
+async def test_fraction_of_traces_is_chosen_by_their_ids(serve, collector, monkeypatch):
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
+    async with serve(otlp_endpoint=collector.url) as served:
+        for _ in range(200):
+            await served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0"))
+        await asyncio.to_thread(served.traces.close)
+    ids = [each.span.trace_id for each in servers(collector.received)]
+    assert 60 < len(set(ids)) == len(ids) < 140  # five standard deviations and more
+    assert max(int.from_bytes(id[8:]) for id in ids) < 2**63
+
+
 @pytest.mark.parametrize("value", ["", "00-zz-zz-01", "x" * 5000, "00-" + "0" * 32 + "-" + "0" * 16 + "-01"])
 async def test_trace_context_that_makes_no_sense_begins_a_trace(serve, collector, value):
     async with serve(otlp_endpoint=collector.url) as served:

@@ -31,6 +31,7 @@ def test_no_endpoint_means_no_traces_and_no_import() -> None:
 
 
 def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tei_grpc.traces.recorder", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(StartupError, match=r"`--otlp-endpoint`.*tei-grpc\[otel\]"):
         open_traces(Settings(model_id="m", otlp_endpoint="http://127.0.0.1:4317"))
