@@ -14,9 +14,9 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu", "gpu")
 
 
-def need_kubectl() -> None:
-    if shutil.which("kubectl") is None:
-        reason = "kubectl is not installed: apt-get install kubernetes-client"
+def need(program: str, package: str) -> None:
+    if shutil.which(program) is None:
+        reason = f"{program} is not installed: apt-get install {package}"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
 
 

@@ -83,10 +83,13 @@ def test_model_has_to_be_named(started: list[Settings], monkeypatch: pytest.Monk
     assert start(docker_run(f"docker run -p 8080:80 {TEI}:1.9"), monkeypatch) == cli.USAGE_ERROR
 
 
+READ_ONLY = ["unshare", "--mount", "sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"]
+
+
 class Container:
     """A process of the image on this machine: volumes are replaced by their directories of the host."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, *, read_only: bool) -> None:
         def here(text: str) -> str:
             for inside, outside in process.volumes.items():
                 if text == inside or text.startswith(f"{inside}/"):
@@ -95,7 +98,8 @@ class Container:
 
         self.environment = clean_environment() | {name: here(value) for name, value in process.environment.items()}
         argv = [sys.executable, "-m", "tei_grpc", *map(here, process.argv[1:])]
-        self._process = subprocess.Popen(argv, env=self.environment, stdout=subprocess.DEVNULL)
+        prefix = READ_ONLY if read_only else []
+        self._process = subprocess.Popen([*prefix, *argv], env=self.environment, stdout=subprocess.DEVNULL)
 
     def is_healthy(self) -> bool:
         """Ask as the image's HEALTHCHECK does, for whose first process this one stands."""
@@ -120,18 +124,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["flags", "environment"])
-def line(request: pytest.FixtureRequest, folder: Path) -> str:
+def run_line(folder: Path, *, by_flags: bool) -> str:
     port = free_port()
     run = f"docker run -p {port}:{port} -v {shlex.quote(f'{folder}:/data')} -e PROMETHEUS_PORT=0 -e HF_HUB_OFFLINE=1"
-    if request.param == "flags":
+    if by_flags:
         return f"{run} --rm {TEI}:cpu-1.9 --model-id /data/model --port {port} --pooling mean"
     return f"{run} -d -e MODEL_ID=/data/model -e PORT={port} -e POOLING=mean {TEI}:cpu-1.9"
 
 
-def test_container_becomes_healthy_and_answers_on_the_published_port(line: str) -> None:
-    process = docker_run(line)
-    container = Container(process)
+def check_that_it_serves(process: Process, *, read_only: bool = False) -> None:
+    container = Container(process, read_only=read_only)
     try:
         container.wait_until_healthy()
         [port] = process.ports.values()
@@ -140,3 +142,13 @@ def test_container_becomes_healthy_and_answers_on_the_published_port(line: str) 
         assert len(reply.embeddings) > 0
     finally:
         assert container.stop() == 0
+
+
+def test_container_that_is_told_its_port_by_a_flag_is_healthy_and_answers(folder: Path) -> None:
+    check_that_it_serves(docker_run(run_line(folder, by_flags=True)))
+
+
+def test_container_whose_file_system_is_read_only_is_healthy_and_answers(folder: Path) -> None:
+    if subprocess.run([*READ_ONLY, "true"], capture_output=True).returncode:
+        pytest.skip("only root may make a file system read-only")
+    check_that_it_serves(docker_run(run_line(folder, by_flags=False)), read_only=True)

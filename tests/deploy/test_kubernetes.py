@@ -1,6 +1,7 @@
 """deploy/kubernetes: valid for Kubernetes, and in step with the server that it runs."""
 
 import math
+import subprocess
 from pathlib import Path
 
 import kubernetes_validate
@@ -12,7 +13,7 @@ from tei_grpc.metrics import Metrics
 from tei_grpc.rpc.health import LIVENESS, NAMES
 from tei_grpc.runtime.drain import CUT_SECONDS
 from tei_grpc.traces import CLOSE_SECONDS
-from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Manifests, compose, need_kubectl, render
+from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Manifests, compose, need, render
 
 OLDEST = "1.27"  # the first with gRPC probes for everybody
 COMPONENTS = sorted(folder.name for folder in (KUBERNETES / "components").iterdir())
@@ -22,7 +23,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    need_kubectl()
+    need("kubectl", "kubernetes-client")
 
 
 @pytest.fixture(scope="module", params=[*OVERLAYS, "base", *COMPONENTS])
@@ -116,6 +117,33 @@ def test_the_autoscaler_has_a_metric_that_the_server_exports(manifests: Manifest
     [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     assert rule["name"]["as"] == name
     assert rule["seriesQuery"].partition("{")[0] == name
+
+
+def test_the_autoscaler_sees_the_average_of_each_pod_over_a_minute(tmp_path: Path) -> None:
+    need("promtool", "prometheus")
+    [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    parts = {"Series": rule["name"]["as"], "LabelMatchers": 'namespace="tei",pod=~"a|b"', "GroupBy": "pod"}
+    query = rule["metricsQuery"]
+    for name, value in parts.items():
+        query = query.replace(f"<<.{name}>>", value)
+    case = {
+        "interval": "15s",
+        "input_series": [
+            {"series": 'te_queue_size{namespace="tei",pod="a"}', "values": "0 0 0 0 100 0 100 0"},
+            {"series": 'te_queue_size{namespace="tei",pod="b"}', "values": "8x7"},
+            {"series": 'te_queue_size{namespace="other",pod="a"}', "values": "900x7"},
+        ],
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": "100s",  # the samples of 45, 60, 75 and 90 seconds count
+                "exp_samples": [{"labels": '{pod="a"}', "value": 50}, {"labels": '{pod="b"}', "value": 8}],
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": [case]}))
+    run = subprocess.run(["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_nobody_but_the_autoscaler_sets_replicas(manifests: Manifests) -> None:

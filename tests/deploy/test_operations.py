@@ -1,4 +1,4 @@
-"""docs/operations.md: its commands are run as far as that goes without a cluster, in their order."""
+"""docs/operations.md: the walk through Kubernetes, command by command, as far as it goes without a cluster."""
 
 import re
 import shlex
@@ -14,10 +14,11 @@ import yaml
 
 from tei_grpc.commands import health
 from tests.checkpoints import bert_t
-from tests.deploy.manifests import ROOT, Manifests, need_kubectl, render
+from tests.deploy.manifests import ROOT, Manifests, need, render
 from tests.e2e.servers import Server, free_port
 
 TEXT = (ROOT / "docs" / "operations.md").read_text()
+SECTIONS = ("Kubernetes", "Day two", "Image")
 VERSION = kubernetes_validate.latest_version()
 GRPCURL = Path(sys.executable).with_name("grpcurl")
 HEALTH_PORT = free_port()
@@ -28,19 +29,26 @@ NEED_A_CLUSTER = ("docker ", "helm ", "kubectl get --raw ", "kubectl -n tei ")
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    need_kubectl()
+    need("kubectl", "kubernetes-client")
+
+
+def blocks(language: str) -> list[str]:
+    """The code of the sections that tell the walk, in their order."""
+    parts = [TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0] for title in SECTIONS]
+    return [
+        code for part in parts for code in re.findall(rf"^```{language}\n(.*?)^```$", part, re.DOTALL | re.MULTILINE)
+    ]
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line]
+    return [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines() if line]
 
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> "Walk":
     folder = tmp_path_factory.mktemp("walk")
     shutil.copytree(ROOT / "deploy", folder / "deploy")
-    [example] = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    [example] = blocks("yaml")
     (folder / "tei").mkdir()
     (folder / "tei" / "kustomization.yaml").write_text(example)
     walk = Walk(folder)
