@@ -102,6 +102,10 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):
     """Wants exactly one `authorization: Bearer KEY`, byte for byte, with one of `keys`."""
 
     def __init__(self, keys: Sequence[str]) -> None:
+        self.accept(keys)
+
+    def accept(self, keys: Sequence[str]) -> None:
+        """Take these keys, in place of all before, for calls that begin from now on."""
         self._accepted = [f"Bearer {key}".encode() for key in keys]
 
     async def intercept_service(

@@ -1,9 +1,11 @@
-"""SIGTERM and SIGINT: the first asks the server to finish, the second ends the process."""
+"""SIGTERM and SIGINT: the first asks the server to finish, the second ends the process. SIGHUP: files are read anew."""
 
 import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 logger = logging.getLogger(__name__)
@@ -15,6 +17,17 @@ def end_process(code: int) -> NoReturn:
     """Exit at once: waits for nothing, neither calls nor threads."""
     logging.shutdown()
     os._exit(code)
+
+
+@contextmanager
+def on_hangup(reload: Callable[[], None]) -> Iterator[None]:
+    """Call `reload` on the event loop at every SIGHUP, which otherwise ends the process, while the block runs."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 class StopSignal:

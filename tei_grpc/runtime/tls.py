@@ -1,4 +1,4 @@
-"""Certificates: read and checked at start, so that a wrong file is named then and not by every handshake."""
+"""Certificates: read and checked at start and at each reload, so that a wrong file is named then, not by handshakes."""
 
 import ssl
 from pathlib import Path
@@ -8,20 +8,46 @@ import grpc
 from tei_grpc.errors import StartupError
 
 
-def read_credentials(cert: Path | None, key: Path | None, client_ca: Path | None) -> grpc.ServerCredentials | None:
-    """Return what encrypted ports need, from PEM files; None when none are given.
+class Certificates:
+    """What encrypted ports show and trust, from PEM files that can be read anew while connections last.
 
     `cert` holds the server's certificate, then those between it and its authority. With `client_ca`, only clients that
-    show a certificate of one of its authorities are let in. Raises StartupError, naming the option and the file.
+    show a certificate of one of its authorities are let in.
     """
-    if cert is None or key is None:
-        return None
-    certificates = _read_certificates(cert, "--tls-cert")
-    pair = _read_key(key, cert), certificates
-    if client_ca is None:
-        return grpc.ssl_server_credentials([pair])
-    authorities = _read_certificates(client_ca, "--tls-client-ca")
-    return grpc.ssl_server_credentials([pair], authorities, require_client_auth=True)
+
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
+        """Raises StartupError, naming the option and the file."""
+        self._cert = cert
+        self._key = key
+        self._client_ca = client_ca
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the files; handshakes from now on go by them. Raises StartupError, and then nothing has changed."""
+        authorities = None if self._client_ca is None else _read_certificates(self._client_ca, "--tls-client-ca")
+        chain = _read_certificates(self._cert, "--tls-cert")
+        pair = _read_key(self._key, self._cert), chain
+        self._current = grpc.ssl_server_certificate_configuration([pair], authorities)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return the credentials of one port; each has its own, because gRPC asks for every port what is new."""
+        given = self._current
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """What a handshake is to go by, None: as before. gRPC calls this in threads of its own."""
+            nonlocal given
+            if given is self._current:
+                return None
+            given = self._current
+            return given
+
+        needs_client = self._client_ca is not None
+        return grpc.dynamic_ssl_server_credentials(given, fetch, needs_client)  # type: ignore[arg-type] # None is fine
+
+
+def read_certificates(cert: Path | None, key: Path | None, client_ca: Path | None) -> Certificates | None:
+    """Return what encrypted ports need; None when no files are given. Raises StartupError as `Certificates` does."""
+    return None if cert is None or key is None else Certificates(cert, key, client_ca)
 
 
 def _read_certificates(path: Path, option: str) -> bytes:

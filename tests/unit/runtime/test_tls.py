@@ -4,7 +4,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from tei_grpc.errors import StartupError
-from tei_grpc.runtime.tls import read_credentials
+from tei_grpc.runtime.tls import read_certificates
 from tests.certificates import Authority, private_bytes
 
 
@@ -20,17 +20,17 @@ def pair(authority):
 
 def refusal(*files):
     with pytest.raises(StartupError) as caught:
-        read_credentials(*files)
+        read_certificates(*files)
     return caught.value.message
 
 
-def test_no_certificate_means_no_credentials():
-    assert read_credentials(None, None, None) is None
+def test_no_files_mean_no_certificates():
+    assert read_certificates(None, None, None) is None
 
 
-def test_sound_files_give_credentials(authority, pair):
-    assert read_credentials(pair.cert, pair.key, None) is not None
-    assert read_credentials(pair.cert, pair.key, authority.ca) is not None
+def test_sound_files_are_read(authority, pair):
+    assert read_certificates(pair.cert, pair.key, None) is not None
+    assert read_certificates(pair.cert, pair.key, authority.ca) is not None
 
 
 @pytest.mark.parametrize(("place", "option"), [(0, "--tls-cert"), (1, "--tls-key"), (2, "--tls-client-ca")])
