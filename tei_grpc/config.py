@@ -27,6 +27,7 @@ from tei_grpc.values import (
     Port,
     Seconds,
     Texts,
+    read_keys,
 )
 
 
@@ -117,6 +118,12 @@ class ListenerOptions(OptionGroup):
     max_recv_message_size: MessageSize = Field(4194304, description="bytes of the largest request; -1: no limit")
     max_send_message_size: MessageSize = Field(-1, description="bytes of the largest response; -1: no limit")
     grpc_max_parallel_stream_requests: Count = Field(1024, description="messages of one stream in work at a time")
+    max_connections: Count | None = Field(
+        None, description="connections at a time, for each address; further ones are refused; no limit when left out"
+    )
+    max_connection_streams: Count = Field(
+        10000, description="calls open at a time on one connection; its client keeps further ones back"
+    )
     max_connection_age: Age | None = Field(
         None,
         description="seconds, give or take a tenth, until clients have to connect anew; no limit when left out",
@@ -178,10 +185,15 @@ class ServerConfig(ListenerOptions, ObservabilityOptions, InertOptions):
                 raise ValueError(f"`{flag(name)}` needs `{flag(needed)}`, too")
         return self
 
+    @property
+    def has_files_to_reload(self) -> bool:
+        """Whether SIGHUP means that keys or certificates are to be read anew; otherwise it ends the process."""
+        return self.api_key_file is not None or self.tls_cert is not None
+
     def api_keys(self) -> tuple[str, ...]:
         """Return all accepted keys; none means open to everybody. Raises StartupError when the file gives no key."""
         given = () if self.api_key is None else (self.api_key.get_secret_value(),)
-        return given + (() if self.api_key_file is None else _read_keys(self.api_key_file))
+        return given + (() if self.api_key_file is None else read_keys(self.api_key_file))
 
 
 class Settings(EngineConfig, ServerConfig):
@@ -280,14 +292,3 @@ def _explain_one(name: str, reason: str, given: Mapping[str, object]) -> str:
     value = given[name]
     text = ", ".join(value) if isinstance(value, list) else str(value)
     return f"{option}: {reason[:1].lower()}{reason[1:]}, given {text!r}"
-
-
-def _read_keys(path: Path) -> tuple[str, ...]:
-    option = "`--api-key-file` (API_KEY_FILE)"
-    try:
-        keys = tuple(filter(None, (line.strip() for line in path.read_text(encoding="utf-8").splitlines())))
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"{option}: cannot read {str(path)!r}: {type(error).__name__}") from None
-    if not keys or not all(key.isascii() and key.isprintable() for key in keys):
-        raise StartupError(f"{option}: {str(path)!r} must hold keys of printable ASCII, one a line")
-    return keys

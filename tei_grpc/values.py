@@ -2,9 +2,12 @@
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+from tei_grpc.errors import StartupError
 
 MAX_PORT = 65535
 MAX_AGE = 2_000_000  # seconds; gRPC counts milliseconds in 32 bits
@@ -78,3 +81,15 @@ HubToken = Annotated[SecretStr | None, BeforeValidator(_none_if_empty)]
 CollectorUrl = Annotated[str, AfterValidator(_check_url)]
 ListenAddresses = Annotated[tuple[Annotated[str, AfterValidator(_check_address)], ...], BeforeValidator(_split)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_one_or_many)]
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in the file of `--api-key-file`, one a line. Raises StartupError, which shows none of them."""
+    option = "`--api-key-file` (API_KEY_FILE)"
+    try:
+        keys = tuple(filter(None, (line.strip() for line in path.read_text(encoding="utf-8").splitlines())))
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"{option}: cannot read {str(path)!r}: {type(error).__name__}") from None
+    if not keys or not all(key.isascii() and key.isprintable() for key in keys):
+        raise StartupError(f"{option}: {str(path)!r} must hold keys of printable ASCII, one a line")
+    return keys

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import grpc
@@ -18,8 +20,8 @@ from tei_grpc.rpc.reflection import add_reflection
 from tei_grpc.runtime import notices
 from tei_grpc.runtime.drain import CUT_SECONDS, drain
 from tei_grpc.runtime.listeners import Address, Endpoint, TcpEndpoint, UnixEndpoint, claim, listen, parse_endpoint
-from tei_grpc.runtime.signals import StopSignal, end_process
-from tei_grpc.runtime.tls import read_credentials
+from tei_grpc.runtime.signals import StopSignal, end_process, on_hangup
+from tei_grpc.runtime.tls import read_certificates
 from tei_grpc.servicers import add_servicers
 from tei_grpc.types import State
 
@@ -35,6 +37,7 @@ TRANSPORT = (
     # Clients may ping every 5 s, also without calls; a second less, because a ping that comes early counts as abuse.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 4000),
+    ("grpc.server_handshake_timeout_ms", 20_000),  # a connection that says nothing holds a file descriptor
 )
 
 
@@ -48,8 +51,9 @@ class Addresses(NamedTuple):
 async def serve(config: ServerConfig, engine: Engine) -> int:
     """Serve `engine` until a signal comes; return the process's exit code. Raises nothing: errors go to stderr."""
     try:
-        with StopSignal() as stop:
-            await GrpcServer(config, engine).run(stop)
+        server = GrpcServer(config, engine)
+        with StopSignal() as stop, on_hangup(server.reload) if config.has_files_to_reload else nullcontext():
+            await server.run(stop)
     except StartupError as error:
         for line in error.message.splitlines():
             print(f"tei-grpc: {line}", file=sys.stderr)
@@ -66,9 +70,11 @@ class GrpcServer:
     """
 
     def __init__(self, config: ServerConfig, engine: Engine) -> None:
+        """Raises StartupError when keys or certificates cannot be read."""
         self._config = config
         self._engine = engine
-        self._keys = config.api_keys()
+        self._keys = _key_interceptor(config)
+        self._certificates = read_certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
         self._calls = RunningCalls()
         self._health = HealthServicer()
         self._server = self._compose()
@@ -89,14 +95,31 @@ class GrpcServer:
             stopping.cancel()
             await self.stop()
 
+    def reload(self) -> None:
+        """Read keys and certificates from their files anew, for calls and handshakes from now on. Raises nothing.
+
+        What is wrong with a file is an error in the log, and all that it should have changed stays as it was.
+        """
+        if self._config.api_key_file is not None:
+            _renew("keys", self._renew_keys)
+        if self._certificates is not None:
+            _renew("certificates", self._certificates.reload)
+
+    def _credentials(self) -> grpc.ServerCredentials | None:
+        """Of one port."""
+        return None if self._certificates is None else self._certificates.credentials()
+
+    def _renew_keys(self) -> None:
+        if self._keys is not None:
+            self._keys.accept(self._config.api_keys())
+
     async def start(self) -> Addresses:
-        """Listen, and answer health checks. Raises StartupError when an address or a certificate is not to be had."""
+        """Listen, and answer health checks. Raises StartupError when an address is not to be had."""
         config = self._config
-        credentials = read_credentials(config.tls_cert, config.tls_key, config.tls_client_ca)
         serving, health = _serving_endpoints(config), _health_endpoints(config)
         claim([*serving, *health])
         addresses = Addresses(
-            [listen(self._server, endpoint, credentials) for endpoint in serving],
+            [listen(self._server, endpoint, self._credentials()) for endpoint in serving],
             [listen(self._health_server, endpoint) for endpoint in health],
         )
         await self._health_server.start()
@@ -120,18 +143,18 @@ class GrpcServer:
         logger.info("Listening on %s, loading the model", where)
         if addresses.health:
             logger.info("Answering health checks on %s", _join(addresses.health))
-        if not self._keys and self._config.tls_cert is None:
+        if self._keys is None and self._config.tls_cert is None:
             notices.warn_if_open(addresses.serving)
         await self._engine.start()
         notices.note_large_replies(self._engine.info, self._config.max_send_message_size)
-        example = _example(addresses.serving[0].local, self._config, with_key=bool(self._keys))
+        example = _example(addresses.serving[0].local, self._config, with_key=self._keys is not None)
         logger.info("Serving on %s. Try: %s", where, example, extra=notices.describe(self._engine.info))
 
     def _compose(self) -> grpc.aio.Server:
         """Outermost interceptor first."""
         interceptors = [
             ErrorInterceptor(self._calls, self._engine.metrics, traced=self._config.otlp_endpoint is not None),
-            *([KeyInterceptor(self._keys)] if self._keys else []),
+            *([] if self._keys is None else [self._keys]),
             StateInterceptor(lambda: self._engine.state),
         ]
         server = grpc.aio.server(interceptors=interceptors, options=_options(self._config))
@@ -149,6 +172,20 @@ class GrpcServer:
 
     def _follow(self, state: State) -> None:
         self._health.follow(state, self._engine.info.model_type if state is State.SERVING else None)
+
+
+def _key_interceptor(config: ServerConfig) -> KeyInterceptor | None:
+    keys = config.api_keys()
+    return KeyInterceptor(keys) if keys else None
+
+
+def _renew(what: str, renew: Callable[[], None]) -> None:
+    try:
+        renew()
+    except StartupError as error:
+        logger.error("%s; the %s stay as they were", error.message, what)
+    else:
+        logger.info("The %s have been read anew", what)
 
 
 def _serving_endpoints(config: ServerConfig) -> list[Endpoint]:
@@ -189,6 +226,12 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         *TRANSPORT,
         ("grpc.max_receive_message_length", config.max_recv_message_size),
         ("grpc.max_send_message_length", config.max_send_message_size),
+        ("grpc.max_concurrent_streams", config.max_connection_streams),
+        *(
+            []
+            if config.max_connections is None
+            else [("grpc.max_allowed_incoming_connections", config.max_connections)]
+        ),
         *_milliseconds("grpc.max_connection_age_ms", config.max_connection_age),
         *_milliseconds("grpc.max_connection_age_grace_ms", config.max_connection_age_grace),
     ]
