@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check --quiet --quiet
 MINILM := .models/all-MiniLM-L6-v2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto proto-check docs docs-check docker docker-steps build go-client chaos bench bench-peers
+.PHONY: help run test lint format proto proto-check docs docs-check docker docker-steps build go-client chaos bench bench-peers licenses
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,9 +28,11 @@ lint: $(VENV)/.made proto-check ## style, types, import rules, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml tei_grpc scripts clients/python/tei_client
 	$(BIN)/python scripts/generate_options.py --check
 	$(BIN)/python scripts/generate_models_doc.py --check
 	$(BIN)/hadolint Dockerfile-grpc
+	$(BIN)/python scripts/generate_licenses.py --check
 
 format: $(VENV)/.made ## rewrite the code in the project's style, and the options table
 	$(BIN)/ruff check --fix .
@@ -49,6 +51,9 @@ docs: $(VENV)/.made ## measure every model again and write docs/models.md
 
 docs-check: $(VENV)/.made ## fail when the list of models in the docs is stale
 	$(BIN)/python scripts/generate_models_doc.py --check
+
+licenses: $(VENV)/.made ## write docs/licenses.md from what is installed
+	$(BIN)/python scripts/generate_licenses.py
 
 chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls against a server of our own
 	@$(BIN)/python scripts/fetch_demo_model.py minilm

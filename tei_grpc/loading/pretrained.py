@@ -67,7 +67,7 @@ def _code_files(auto_map: object) -> str:
 def read_config(transformers: Any, folder: Path) -> Any:
     """config.json as transformers reads it, for running without a cache of keys. Raises StartupError."""
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # nothing is downloaded
     except Exception as error:  # each architecture checks its config in its own way
         raise StartupError(f"transformers {transformers.__version__} cannot read config.json: {error}") from error
     config.use_cache = False
