@@ -114,3 +114,16 @@ class StartupError(TeiError):
     """The server cannot start; the text says what to change."""
 
     kind = ErrorKind.STARTUP
+
+
+def is_failure(error: BaseException) -> bool:
+    """Say whether something went wrong, and nobody asked us to stop: an Exception, or the panic of a library in Rust.
+
+    pyo3 raises panics past every `except Exception`; each library has a class of its own for them, and exports none.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library's error says, for a message of ours: its first line, for torch appends the stack of its C++."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -15,7 +15,7 @@ from tei_grpc.engine.line import Line, Loaded
 from tei_grpc.engine.request import Books, Request
 from tei_grpc.engine.reranking import Reranking, all_in_order
 from tei_grpc.engine.tokenizer import Tokenizer
-from tei_grpc.errors import StartupError, UnavailableError
+from tei_grpc.errors import StartupError, UnavailableError, is_failure, reason_of
 from tei_grpc.loading import hub
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
 from tei_grpc.metrics import Metrics
@@ -94,9 +94,11 @@ class Engine:
             await self._load()
         except (StartupError, asyncio.CancelledError):
             raise
-        except Exception as error:  # a file holds what nobody thought of
+        except BaseException as error:  # a file holds what nobody thought of
+            if not is_failure(error):
+                raise
             logger.debug("loading failed", exc_info=error)
-            text = f"`{self.config.model_id}` cannot be loaded: {type(error).__name__}: {error}"
+            text = f"`{self.config.model_id}` cannot be loaded: {type(error).__name__}: {reason_of(error)}"
             raise StartupError(text) from error
 
     async def _load(self) -> None:

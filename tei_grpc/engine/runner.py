@@ -20,7 +20,7 @@ from tei_grpc.engine.dense import load_modules
 from tei_grpc.engine.pooling import Span, pool, splade
 from tei_grpc.engine.quantization import prepare, quantize
 from tei_grpc.engine.token_heads import ColbertHead, LexicalHead, strongest
-from tei_grpc.errors import InferenceError, ModelTypeError, StartupError, TeiError
+from tei_grpc.errors import InferenceError, ModelTypeError, StartupError, TeiError, reason_of
 from tei_grpc.layers import int8
 from tei_grpc.layers.packed import PackedInputs, place
 from tei_grpc.layers.precision import Float32
@@ -92,8 +92,14 @@ class Runner:
         )
 
     def warm_up(self) -> None:
-        """Run one small batch, so that the first caller does not pay for what kernels set up once."""
-        self._run_blank(WARM_UP_LENGTHS)
+        """Run one small batch, so that the first caller does not pay for what kernels set up once.
+
+        Raises StartupError when the model does not run.
+        """
+        try:
+            self._run_blank(WARM_UP_LENGTHS)
+        except Exception as error:  # numbers that fit each other on paper
+            raise StartupError(f"the model that `config.json` describes does not run: {reason_of(error)}") from error
 
     def check(self) -> None:
         """Raise what the device raises when it can no longer run."""
@@ -153,7 +159,7 @@ class Runner:
             pooled = torch.zeros(1, self._model.hidden_size * max(1, len(model.pooling)))
             return int(self._modules(pooled).shape[1])
         except RuntimeError as error:
-            raise StartupError(f"the modules after pooling do not fit together: {error}") from error
+            raise StartupError(f"the modules after pooling do not fit together: {reason_of(error)}") from error
 
     def _answerers_by_kind(self, model: ModelConfig) -> Mapping[Kind, Answerer]:
         pooling, heads, hidden = model.pooling, model.token_heads, self._model.hidden_size
@@ -281,7 +287,8 @@ def _load_family(family: type[Model], model: ModelConfig, lora_task: str | None,
     except KeyError as error:
         raise StartupError(f"config.json lacks {error}, which `model_type` {model.model_type} needs") from error
     except (TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
-        raise StartupError(f"config.json does not describe a model of type {model.model_type}: {error}") from error
+        text = f"config.json does not describe a model of type {model.model_type}: {reason_of(error)}"
+        raise StartupError(text) from error
     load_weights(built, checkpoint, family.names, dtype=dtype)
     return built
 

@@ -17,7 +17,7 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine import validation
 from tei_grpc.engine.request import task_is_cancelled
 from tei_grpc.engine.templating import encode_pair
-from tei_grpc.errors import TeiError, TokenizationError, UnavailableError
+from tei_grpc.errors import StartupError, TeiError, TokenizationError, UnavailableError, is_failure, reason_of
 from tei_grpc.loading.chat_template import PairTemplate
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.loading.tokenizer_files import read_tokenizer
@@ -30,6 +30,7 @@ T = TypeVar("T")
 INLINE_CHARS = 256
 
 MAX_WORKERS = 64
+ANY_TEXT = "a"  # that a tokenizer is tried with
 CLOSED = "The server is shutting down"
 
 
@@ -75,7 +76,9 @@ class Tokenizer:
             if self._is_closed and not task_is_cancelled():
                 raise UnavailableError(CLOSED) from None
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             if self._is_closed:
                 raise UnavailableError(CLOSED) from None
             raise TokenizationError("tokenizer error: the input could not be tokenized") from error
@@ -135,10 +138,16 @@ class Tokenizer:
 
 
 def load(folder: Path, hf_config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer of `folder`, its own truncation and padding switched off. Raises StartupError."""
+    """The tokenizer of `folder`, truncation and padding switched off. Raises StartupError, also if it is of no use."""
     tokenizer = read_tokenizer(folder, hf_config)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    try:
+        tokenizer.encode(ANY_TEXT)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise StartupError(f"the tokenizer of `{folder}` fails at any text: {reason_of(error)}") from error
     return tokenizer
 
 

@@ -15,7 +15,7 @@ from tei_grpc.engine.batch import pack
 from tei_grpc.engine.device import Deliver
 from tei_grpc.engine.queue import Admission, Queue
 from tei_grpc.engine.watchdog import TICK_SECONDS, Watchdog
-from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError
+from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError, reason_of
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
 from tei_grpc.types import Entry, Failure, ModelFacts, Output
@@ -237,4 +237,4 @@ def _startup_error(error: Exception) -> StartupError:
     if isinstance(error, StartupError):
         return error
     logger.error("loading failed", exc_info=error)
-    return StartupError(f"The model could not be loaded: {type(error).__name__}: {error}")
+    return StartupError(f"The model could not be loaded: {type(error).__name__}: {reason_of(error)}")

@@ -45,6 +45,12 @@ def read_value(content: Mapping[str, Any], key: str, kind: type[T], file: str) -
     return value
 
 
+def check_inside(path: str, source: str) -> None:
+    """Raise StartupError when `path`, which the file `source` names, leads out of the checkpoint's directory."""
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise StartupError(f"`{source}` names `{path:.100}`, which is not in the checkpoint's directory")
+
+
 def check_no_pointer(file: Path) -> None:
     """Raise StartupError when `file` is the pointer that Git LFS leaves in place of one that was not fetched."""
     with file.open("rb") as stream:

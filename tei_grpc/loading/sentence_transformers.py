@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.files import read_object, read_optional_object, read_optional_objects, read_value
+from tei_grpc.loading.files import check_inside, read_object, read_optional_object, read_optional_objects, read_value
 from tei_grpc.types import Pooling
 
 LIMIT_FILES = tuple(
@@ -160,6 +160,7 @@ def _name(module: Mapping[str, Any]) -> str:
 def _check_known(name: str, module: Mapping[str, Any]) -> None:
     if not isinstance(module.get("path"), str):
         raise StartupError(f"`modules.json`: `{module.get('type')}` has no `path`")
+    check_inside(module["path"], "modules.json")
     if name not in KNOWN:
         raise StartupError(f"`modules.json` lists `{module.get('type')}`, a module that is not supported")
 

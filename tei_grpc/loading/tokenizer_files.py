@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tei_grpc.errors import StartupError
+from tei_grpc.errors import StartupError, is_failure
 from tei_grpc.loading.files import check_no_pointer, read_optional_object, read_value
 
 TOKENIZER = "tokenizer.json"
@@ -41,7 +41,9 @@ def _read(file: Path) -> Tokenizer:
     check_no_pointer(file)
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         version = tokenizers.__version__
         raise StartupError(f"`{file}` cannot be read by tokenizers {version}: {error}") from error
 
@@ -61,7 +63,9 @@ def _convert(folder: Path, hf_config: Mapping[str, Any]) -> Tokenizer:
         return tokenizer
     except StartupError:
         raise
-    except Exception as error:  # the library has no error class of its own
+    except BaseException as error:  # the library has no error class of its own
+        if not is_failure(error):
+            raise
         raise StartupError(f"`{found}` cannot be made into `{TOKENIZER}`: {error}") from error
 
 
@@ -205,7 +209,9 @@ def _convert_by_transformers(folder: Path, vocabulary: Path) -> Tokenizer:
             "`transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`"
         ) from error
     try:
-        made: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        made: Any = transformers.AutoTokenizer.from_pretrained(  # nosec B615 # nothing is downloaded
+            folder, local_files_only=True, trust_remote_code=False
+        )
         return Tokenizer.from_str(made.backend_tokenizer.to_str())
     except Exception as error:  # each kind of tokenizer fails in its own way
         raise StartupError(

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.files import check_no_pointer
+from tei_grpc.loading.files import check_inside, check_no_pointer
 from tei_grpc.loading.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,14 @@ def _allocate(module: nn.Module, dtype: torch.dtype) -> None:
     """As `to_empty`, which imports sympy for it: 30 MB and half a second."""
     for owner in module.eval().modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):
-            setattr(owner, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=False))
+            setattr(owner, name, nn.Parameter(_empty(parameter.shape, dtype), requires_grad=False))
+
+
+def _empty(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:
+        raise StartupError(f"no memory for a tensor of shape {list(shape)}, which the config describes") from error
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -160,7 +167,8 @@ def _shards(index: Path) -> list[Path]:
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise StartupError(f"{index} is not an index of weight files") from error
     files = [index.parent / shard for shard in shards]
-    for file in files:
+    for shard, file in zip(shards, files, strict=True):
+        check_inside(shard, index.name)
         if not file.is_file():
             raise StartupError(f"weight file {file} is missing, although {index.name} names it")
     return files
