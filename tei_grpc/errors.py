@@ -125,5 +125,5 @@ def is_failure(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library's error says, for a message of ours: its first line, for torch appends the stack of its C++."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """What a library's error says, for a message of ours: on one line, without the C++ stack that torch appends."""
+    return " ".join(str(error).partition("\nException raised from ")[0].split()) or type(error).__name__

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tei_grpc.errors import StartupError
+from tei_grpc.errors import StartupError, reason_of
 from tei_grpc.layers.activation import Activation, activation
 from tei_grpc.layers.linear import Linear
 from tei_grpc.loading.sentence_transformers import SCORES, Module
@@ -60,6 +60,9 @@ def _load(module: Module) -> nn.Module:
             built = _TYPES[module.type](module.config)
     except KeyError as error:
         raise StartupError(f"module {module.type} in {module.folder} is not supported, or lacks {error}") from error
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        text = f"`config.json` in {module.folder} does not describe a module {module.type}: {reason_of(error)}"
+        raise StartupError(text) from error
     load_weights(built, Checkpoint(module.folder), Names(), dtype=torch.float32)
     return built
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tei_grpc.errors import StartupError
+from tei_grpc.errors import StartupError, reason_of
 from tei_grpc.loading.weights import Checkpoint, refuse_tensors
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -69,7 +69,9 @@ def read_config(transformers: Any, folder: Path) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # nothing is downloaded
     except Exception as error:  # each architecture checks its config in its own way
-        raise StartupError(f"transformers {transformers.__version__} cannot read config.json: {error}") from error
+        raise StartupError(
+            f"transformers {transformers.__version__} cannot read config.json: {reason_of(error)}"
+        ) from error
     config.use_cache = False
     return config
 
@@ -85,7 +87,7 @@ def load(auto: Any, folder: Path, config: Any, *, dtype: torch.dtype, unused: Se
     try:
         model, found = auto.from_pretrained(folder, **options, **LOCAL)
     except Exception as error:  # each architecture builds itself in its own way
-        raise StartupError(f"transformers cannot load the checkpoint: {error}") from error
+        raise StartupError(f"transformers cannot load the checkpoint: {reason_of(error)}") from error
     shapes = [f"{name} (has {list(has)}, needs {list(needs)})" for name, has, needs in found["mismatched_keys"]]
     refuse_tensors("the checkpoint has another shape for", shapes)
     refuse_tensors("the checkpoint lacks", [name for name in found["missing_keys"] if not _is_below(name, unused)])

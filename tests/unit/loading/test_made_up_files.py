@@ -126,6 +126,17 @@ def test_config_with_impossible_numbers_is_named_on_one_line(tmp_path, changes, 
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("out_features", [-1, 2**70, "8", [8]])
+def test_dense_module_with_impossible_numbers_is_named(tmp_path, out_features):
+    folder = bert_t(tmp_path)
+    modules = [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
+    folders.write_json(folder / "modules.json", modules)
+    folders.write_json(folder / "2_Dense" / "config.json", {"in_features": 32, "out_features": out_features})
+    message = refusal_of_the_whole(folder)
+    assert message.startswith(f"`config.json` in {folder / '2_Dense'} does not describe a module Dense: ")
+    assert "\n" not in message
+
+
 def test_header_that_claims_more_bytes_than_there_are_is_refused(tmp_path):
     folder = bert_t(tmp_path)
     weights = folder / "model.safetensors"
