@@ -122,7 +122,7 @@ class ListenerOptions(OptionGroup):
         None, description="connections at a time, for each address; further ones are refused; no limit when left out"
     )
     max_connection_streams: Count = Field(
-        10000, description="calls open at a time on one connection; its client keeps further ones back"
+        16384, description="calls open at a time on one connection; its client keeps further ones back"
     )
     max_connection_age: Age | None = Field(
         None,
