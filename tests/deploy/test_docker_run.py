@@ -99,7 +99,7 @@ class Container:
         self.environment = clean_environment() | {name: here(value) for name, value in process.environment.items()}
         argv = [sys.executable, "-m", "tei_grpc", *map(here, process.argv[1:])]
         prefix = READ_ONLY if read_only else []
-        self._process = subprocess.Popen([*prefix, *argv], env=self.environment, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen([*prefix, *argv], env=self.environment, stdout=subprocess.PIPE, text=True)
 
     def is_healthy(self) -> bool:
         """Ask as the image's HEALTHCHECK does, for whose first process this one stands."""
@@ -108,13 +108,14 @@ class Container:
         argv = [sys.executable, "-m", "tei_grpc", *health[1:-1], str(self._process.pid)]
         return subprocess.run(argv, env=self.environment, stdout=subprocess.DEVNULL, timeout=60).returncode == 0
 
-    def wait_until_healthy(self) -> None:
-        while not self.is_healthy():
-            assert self._process.poll() is None, "the server has ended"
+    def wait_until_serving(self) -> None:
+        assert self._process.stdout is not None
+        assert any("Serving on" in line for line in self._process.stdout), "the server has ended"
 
     def stop(self) -> int:
         self._process.terminate()
-        return self._process.wait(timeout=60)
+        self._process.communicate(timeout=60)
+        return self._process.returncode
 
 
 @pytest.fixture
@@ -135,7 +136,8 @@ def run_line(folder: Path, *, by_flags: bool) -> str:
 def check_that_it_serves(process: Process, *, read_only: bool = False) -> None:
     container = Container(process, read_only=read_only)
     try:
-        container.wait_until_healthy()
+        container.wait_until_serving()
+        assert container.is_healthy()
         [port] = process.ports.values()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             reply = tei_pb2_grpc.EmbedStub(channel).Embed(tei_pb2.EmbedRequest(inputs="w1"), timeout=30)

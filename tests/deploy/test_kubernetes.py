@@ -12,7 +12,7 @@ from tei_grpc.config import Settings, load
 from tei_grpc.metrics import Metrics
 from tei_grpc.rpc.health import LIVENESS, NAMES
 from tei_grpc.runtime.drain import CUT_SECONDS
-from tei_grpc.traces import CLOSE_SECONDS
+from tei_grpc.traces.recorder import CLOSE_SECONDS
 from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Manifests, compose, need, render
 
 OLDEST = "1.27"  # the first with gRPC probes for everybody
