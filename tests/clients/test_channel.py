@@ -42,6 +42,10 @@ def test_callers_options_override_ours():
     assert len(dict(options)) == len(options)
 
 
+def test_keepalive_is_given_in_seconds():
+    assert ("grpc.keepalive_time_ms", 7500) in make_options("host:80", -1, [], keepalive=7.5)
+
+
 async def test_dns_targets_are_called_in_turn(connect):
     service_config = dict(make_options("dns:///embeddings:80", -1, []))["grpc.service_config"]
     one, two = Scripted(), Scripted()

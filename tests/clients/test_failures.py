@@ -17,7 +17,7 @@ NUMBERS = [str(number) for number in range(10)]
 VECTORS = np.arange(10, dtype=np.float32)[:, None]
 
 
-@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED])
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.CANCELLED])
 async def test_passing_failures_are_not_seen(scripted, connect, code):
     scripted.script.extend([Failure(code), Failure(code)])
     async with connect(scripted.address) as ask:
@@ -110,6 +110,17 @@ class Slow(tei_pb2_grpc.EmbedServicer):
                 self.full.set()
             texts.put_nowait(request.inputs)
         texts.put_nowait(None)
+
+
+async def test_closing_ends_a_call_for_good(connect):
+    slow = Slow()
+    async with serve_embed(slow) as address, connect(address) as ask:
+        asking = asyncio.create_task(ask("embed", "1"))
+        await asyncio.wait_for(slow.full.wait(), 10)
+        await ask("close")
+        with pytest.raises(TeiClientError) as caught:
+            await asyncio.wait_for(asking, 10)
+    assert caught.value.code is Code.CANCELLED
 
 
 async def test_no_more_than_the_window_is_under_way(connect):

@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.grpc.conftest import serve_fake, write_checkpoint
+from tei_grpc.pb import tei_pb2
+from tests.clients.names import serve_names
+from tests.e2e.servers import free_port
+from tests.grpc.conftest import serve_fake, until, write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "scripts" / "build_go_client.sh"
@@ -32,7 +35,11 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def run(program: Path, *arguments: str) -> tuple[int | None, list[str]]:
     process = await asyncio.create_subprocess_exec(
-        program, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        program,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "GRPC_GO_RETRY": "on"},  # Debian's grpc-go is older than 1.40
     )
     output, _ = await asyncio.wait_for(process.communicate(), 60)
     return process.returncode, output.decode().splitlines()
@@ -65,6 +72,31 @@ async def test_key_opens_the_server(tmp_path, example):
         code, lines = await run(example, served.address, "w0")
     assert (code, lines[0]) == (1, "health: SERVING")
     assert "code = Unauthenticated desc = No valid auth token" in lines[-1]
+
+
+async def test_overload_that_passes_is_not_seen(tmp_path, example):
+    async with serve_fake(write_checkpoint(tmp_path, "BertModel"), max_concurrent_requests=1) as served:
+        served.runner.gate.clear()
+        holding = served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0"))
+        await asyncio.to_thread(served.runner.running.wait)
+        running = asyncio.create_task(run(example, served.address, "w0"))
+        await until(lambda: 'err="overloaded"' in served.engine.metrics.render().decode())
+        served.runner.gate.set()
+        assert (await running)[0] == 0
+        await holding
+
+
+async def test_calls_go_to_whichever_server_of_a_name_serves(tmp_path, example):
+    port, model = free_port(), write_checkpoint(tmp_path, "BertModel")
+    async with (
+        serve_fake(model, hostname="127.0.0.1", port=port, load=False) as loading,
+        serve_fake(model, hostname="127.0.0.2", port=port) as serving,
+        serve_names(port) as names,
+    ):
+        names.addresses = ["127.0.0.1", "127.0.0.2"]
+        assert (await run(example, names.target, "w0", "w1"))[0] == 0
+        assert serving.runner.batches
+        assert not loading.runner.batches
 
 
 def test_stubs_are_those_of_the_contract():

@@ -44,12 +44,26 @@ def test_failures_without_an_answer_between_them_are_counted():
     assert (caught.value.code, caught.value.message, caught.value.index) == (Code.UNAVAILABLE, "gone", 1)
 
 
-@pytest.mark.parametrize("code", [code for code in Code if code not in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)])
+PASSING = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED, Code.CANCELLED)
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code not in PASSING])
 def test_lasting_errors_are_raised_at_once(code):
     with pytest.raises(TeiClientError) as caught:
         begin(b"a").fail(code, "no")
     assert caught.value.code is code
     assert isinstance(caught.value, InvalidInputError) is (code is Code.INVALID_ARGUMENT)
+
+
+def test_stream_that_a_proxy_resets_is_tried_again():
+    text = "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))"  # as grpcio 1.85 says it behind Envoy
+    assert begin(b"a").fail(Code.INTERNAL, text) == 0
+
+
+@pytest.mark.parametrize("text", ["Channel closed!", "Locally cancelled by application!"])
+def test_what_the_caller_ended_himself_is_not_tried_again(text):
+    with pytest.raises(TeiClientError, match="CANCELLED"):
+        begin(b"a").fail(Code.CANCELLED, text)
 
 
 def test_no_attempt_is_made_that_the_timeout_would_cut_off():

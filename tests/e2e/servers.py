@@ -33,8 +33,8 @@ def free_port() -> int:
 class Server:
     """`tei-grpc` with JSON logs; every line that it prints is kept in `lines`."""
 
-    def __init__(self, *options: str, **environment: str) -> None:
-        self.port = free_port()
+    def __init__(self, *options: str, port: int | None = None, **environment: str) -> None:
+        self.port = free_port() if port is None else port
         self.address = f"127.0.0.1:{self.port}"
         self.lines: list[str] = []
         self._unread: Queue[str] = Queue()

@@ -11,8 +11,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
+	_ "google.golang.org/grpc/health" // asks servers for their health, as serviceConfig wants it
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -21,6 +24,32 @@ import (
 
 // Replies of EmbedAll exceed the 4 MiB that gRPC allows by default.
 const maxReply = 1 << 30
+
+// Calls go round all addresses of a dns:/// name, left out those whose health is NOT_SERVING, and calls that found no
+// server, or one with too much to do, are tried again, as long as there is no answer yet.
+const serviceConfig = `{
+	"loadBalancingConfig": [{"round_robin": {}}],
+	"healthCheckConfig": {"serviceName": ""},
+	"methodConfig": [{
+		"name": [{}],
+		"retryPolicy": {
+			"maxAttempts": 5,
+			"initialBackoff": "0.1s",
+			"maxBackoff": "5s",
+			"backoffMultiplier": 2,
+			"retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"]
+		}
+	}]
+}`
+
+// A dead connection is noticed during a call; idle ones are left alone. The server takes a ping every 5 seconds.
+var alive = keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}
+
+// By grpc-go's 120 seconds, a server that restarts is long missed.
+var reconnect = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+	MinConnectTimeout: 5 * time.Second,
+}
 
 func main() {
 	key := flag.String("api-key", "", "sent as `authorization: Bearer KEY`")
@@ -49,7 +78,14 @@ func connect(address string, secure bool) (*grpc.ClientConn, error) {
 	if secure {
 		transport = grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{}))
 	}
-	return grpc.Dial(address, transport, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)))
+	return grpc.Dial(
+		address,
+		transport,
+		grpc.WithDefaultServiceConfig(serviceConfig),
+		grpc.WithKeepaliveParams(alive),
+		grpc.WithConnectParams(reconnect),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReply)),
+	)
 }
 
 func run(ctx context.Context, connection *grpc.ClientConn, texts []string) error {

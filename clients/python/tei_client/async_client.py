@@ -11,7 +11,7 @@ import grpc
 
 from tei_client import calls
 from tei_client.calls import Call, Shape
-from tei_client.channel import Option, TlsOptions
+from tei_client.channel import KEEPALIVE, Option, TlsOptions, make_options
 from tei_client.connection import Connection
 from tei_client.progress import Progress
 from tei_client.retry import DEFAULT_RETRIES, NO_RETRIES, RetryPolicy
@@ -40,11 +40,13 @@ class AsyncClient:
         tls: TlsOptions | None = None,
         timeout: float | None = None,
         retries: RetryPolicy = DEFAULT_RETRIES,
+        keepalive: float = KEEPALIVE,
         max_receive_message_size: int = -1,
         options: Sequence[Option] = (),
     ) -> None:
         """Connect at the first call; the arguments are those of `Client`."""
-        self._connection = Connection(target, api_key, tls, max_receive_message_size, options)
+        channel_options = make_options(target, max_receive_message_size, options, keepalive)
+        self._connection = Connection(target, api_key, tls, channel_options)
         self._threads = ThreadPoolExecutor(MAX_STREAMS, "tei-client")
         self._timeout = timeout
         self._retries = retries

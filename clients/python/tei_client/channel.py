@@ -10,9 +10,11 @@ import grpc
 Option = tuple[str, int | str]
 Metadata = tuple[tuple[str, str], ...]
 
-KEEPALIVE_MS = 30_000  # a dead connection is noticed during a call; idle ones are left alone
+KEEPALIVE = 30.0  # seconds; a dead connection is noticed during a call, idle ones are left alone
 KEEPALIVE_TIMEOUT_MS = 10_000
-ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
+RECONNECT_MS = 5000  # at most between two attempts to connect; by gRPC's 120 s a server that restarts is long missed
+NAMES = ("dns:", "ipv4:", "ipv6:")  # targets that can have several addresses
+ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}})
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,22 @@ def make_credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
 
 
-def make_options(target: str, max_receive_message_size: int, options: Sequence[Option]) -> list[Option]:
+def make_options(
+    target: str, max_receive_message_size: int, options: Sequence[Option], keepalive: float = KEEPALIVE
+) -> list[Option]:
     """Return gRPC's channel options: ours, overridden by the caller's.
 
-    A `dns:///` target spreads calls over all addresses of the name, as a headless Kubernetes service has them.
+    A `dns:///` target spreads calls over all addresses of the name, as a headless Kubernetes service has them, and
+    leaves out servers whose health is NOT_SERVING: they still load, or are about to end.
     """
     defaults: Mapping[str, int | str] = {
         "grpc.max_receive_message_length": max_receive_message_size,
         "grpc.max_send_message_length": -1,
-        "grpc.keepalive_time_ms": KEEPALIVE_MS,
+        "grpc.keepalive_time_ms": round(keepalive * 1000),
         "grpc.keepalive_timeout_ms": KEEPALIVE_TIMEOUT_MS,
         "grpc.http2.max_pings_without_data": 0,
-        **({"grpc.service_config": ROUND_ROBIN} if target.startswith("dns:") else {}),
+        "grpc.max_reconnect_backoff_ms": RECONNECT_MS,
+        **({"grpc.service_config": ROUND_ROBIN} if target.startswith(NAMES) else {}),
     }
     return list({**defaults, **dict(options)}.items())
 

@@ -9,7 +9,7 @@ import grpc
 
 from tei_client import calls
 from tei_client.calls import Call, Shape
-from tei_client.channel import Option, TlsOptions
+from tei_client.channel import KEEPALIVE, Option, TlsOptions, make_options
 from tei_client.connection import Connection
 from tei_client.progress import Progress
 from tei_client.retry import DEFAULT_RETRIES, NO_RETRIES, RetryPolicy
@@ -37,21 +37,25 @@ class Client:
         tls: TlsOptions | None = None,
         timeout: float | None = None,
         retries: RetryPolicy = DEFAULT_RETRIES,
+        keepalive: float = KEEPALIVE,
         max_receive_message_size: int = -1,
         options: Sequence[Option] = (),
     ) -> None:
         """Connect at the first call.
 
         Args:
-            target: `host:port`, `unix:path`, or `dns:///host:port` to spread calls over all addresses of the name.
+            target: `host:port`, `unix:path`, or `dns:///host:port` to spread calls over all addresses of the name that
+                serve; `ipv4:host:port,host:port` lists them.
             api_key: sent as `authorization: Bearer KEY`.
             tls: certificates; None means plaintext.
             timeout: seconds that one method call may take, retries included.
-            retries: what happens after UNAVAILABLE and RESOURCE_EXHAUSTED.
+            retries: what happens when the server is gone or has too much to do.
+            keepalive: seconds of silence during a call until the server is asked whether it is there; at least 5.
             max_receive_message_size: bytes of the largest reply; -1 means no limit.
             options: further channel options of gRPC, which override the client's own.
         """
-        self._connection = Connection(target, api_key, tls, max_receive_message_size, options)
+        channel_options = make_options(target, max_receive_message_size, options, keepalive)
+        self._connection = Connection(target, api_key, tls, channel_options)
         self._timeout = timeout
         self._retries = retries
         self._rerank_limit: int | None = None

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from tei_client.calls import Call, Shape
-from tei_client.channel import Metadata, Option, TlsOptions, make_credentials, make_metadata, make_options
+from tei_client.channel import Metadata, Option, TlsOptions, make_credentials, make_metadata
 from tei_client.progress import Progress
 
 Reply = TypeVar("Reply")
@@ -24,14 +24,11 @@ WINDOW = 512  # messages of one stream that are sent and not answered: enough to
 class Connection:
     """Opened by the first call. Serves any number of threads."""
 
-    def __init__(
-        self, target: str, api_key: str | None, tls: TlsOptions | None, max_receive: int, options: Sequence[Option]
-    ) -> None:
-        channel_options = make_options(target, max_receive, options)
+    def __init__(self, target: str, api_key: str | None, tls: TlsOptions | None, options: Sequence[Option]) -> None:
         if tls is None:
-            self._channel = grpc.insecure_channel(target, channel_options)
+            self._channel = grpc.insecure_channel(target, options)
         else:
-            self._channel = grpc.secure_channel(target, make_credentials(tls), channel_options)
+            self._channel = grpc.secure_channel(target, make_credentials(tls), options)
         self._metadata = make_metadata(api_key)
 
     def close(self) -> None:

@@ -14,8 +14,11 @@ from tei_client.retry import RetryPolicy
 Reply = TypeVar("Reply")
 Result = TypeVar("Result")
 
-TRANSIENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
-TOO_LARGE = "larger than max"  # gRPC's text for an oversize message, which shares the code of an overloaded server
+# CANCELLED is what a gRPC server answers to a call that comes in the moment in which it stops
+TRANSIENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED})
+# gRPC's texts for what shares these codes: an oversize message, a channel that the caller closed, a call he cancelled
+LASTING = ("larger than max", "Channel closed", "Locally cancelled")
+RESET = "RST_STREAM"  # gRPC's text, with INTERNAL, when a proxy lost the server of a stream that had answers already
 
 
 class Progress(Generic[Reply, Result]):
@@ -63,8 +66,8 @@ class Progress(Generic[Reply, Result]):
         self._failures += 1
         delay = self._policy.delay(self._failures)
         remaining = self.remaining()
-        hopeless = code not in TRANSIENT or TOO_LARGE in message
-        if hopeless or self._failures >= self._policy.attempts or (remaining is not None and delay >= remaining):
+        is_late = remaining is not None and delay >= remaining
+        if not _is_transient(code, message) or self._failures >= self._policy.attempts or is_late:
             raise error_of(code, message, self._index())
         return delay
 
@@ -74,3 +77,9 @@ class Progress(Generic[Reply, Result]):
 
     def _index(self) -> int | None:
         return len(self._replies) if self._call.shape is Shape.STREAM else None
+
+
+def _is_transient(code: grpc.StatusCode, message: str) -> bool:
+    if code is grpc.StatusCode.INTERNAL:
+        return RESET in message
+    return code in TRANSIENT and not any(text in message for text in LASTING)

@@ -8,7 +8,10 @@ MAX_DOUBLINGS = 30  # keeps the power finite, however many attempts there are
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Try again after UNAVAILABLE and RESOURCE_EXHAUSTED, at most `attempts` times in all.
+    """Try again when the server is gone or has too much to do, at most `attempts` times in all.
+
+    That is UNAVAILABLE, RESOURCE_EXHAUSTED, CANCELLED by a server that stops, and INTERNAL with a reset (RST_STREAM) of
+    a stream by a proxy.
 
     The wait before the n-th retry is drawn evenly from 0 to `initial_delay` * 2^(n-1) seconds, at most `max_delay`
     ("full jitter": https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/). An attempt that brought
