@@ -1,4 +1,7 @@
-"""A stand-in for the Hugging Face Hub: the part of its HTTP API that downloads use, on a loopback port."""
+"""A stand-in for the Hugging Face Hub: the part of its HTTP API that downloads use, on a loopback port.
+
+Files are told apart by ETag, parts of them are sent on request (Range), and connections can be cut.
+"""
 
 import hashlib
 import json
@@ -14,20 +17,26 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """One model repository. `token`: only its bearer may read; `gated`: nobody may; `requests`: what was asked for."""
+    """One model repository. `token`: only its bearer may read; `gated`: nobody may; `requests`: what was asked for.
+
+    `cuts`: by name, after how many bytes the connection breaks off, once. `ranges`: by name, where downloads went on.
+    """
 
     repo: str
     files: Mapping[str, bytes]
-    revisions: tuple[str, ...] = ("main", COMMIT)
+    revisions: tuple[str, ...] = ("main",)
     token: str | None = None
     gated: bool = False
     broken: bool = False
     endpoint: str = ""
+    commit: str = COMMIT
+    cuts: dict[str, int] = field(default_factory=dict)
+    ranges: dict[str, str] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
 
     def fetched(self) -> set[str]:
         """Names of the files whose content was sent."""
-        return {path.partition(f"/resolve/{COMMIT}/")[2] for path in self.requests if "/resolve/" in path}
+        return {path.partition(f"/resolve/{self.commit}/")[2] for path in self.requests if "/resolve/" in path}
 
     def respond(self, path: str, authorization: str | None) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body for a GET; a HEAD gets the same without the body."""
@@ -41,17 +50,17 @@ class Hub:
         if path.startswith("/api/"):
             return self._describe(path.removeprefix(f"/api/models/{self.repo}"))
         revision, _, name = path.removeprefix(f"/{self.repo}/resolve/").partition("/")
-        if revision not in self.revisions:
+        if revision not in (*self.revisions, self.commit):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         if name not in self.files:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        headers = {"ETag": f'"{_digest(self.files[name])}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{_digest(self.files[name])}"', "X-Repo-Commit": self.commit}
         return 200, headers, self.files[name]
 
     def _describe(self, path: str) -> tuple[int, dict[str, str], bytes]:
         what, _, rest = path.removeprefix("/").partition("/")
         revision = rest.partition("/")[0] if what in ("revision", "tree") else "main"
-        if revision not in self.revisions:
+        if revision not in (*self.revisions, self.commit):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         headers = {"Content-Type": "application/json"}
         if what == "tree":
@@ -65,7 +74,7 @@ class Hub:
             "_id": "1",
             "id": self.repo,
             "modelId": self.repo,
-            "sha": COMMIT,
+            "sha": self.commit,
             "private": False,
             "siblings": siblings,
         }
@@ -84,12 +93,20 @@ def serve(hub: Hub) -> Iterator[Hub]:
             if self.command == "GET":
                 hub.requests.append(path)
             status, headers, body = hub.respond(path, self.headers["Authorization"])
+            name = path.partition(f"/resolve/{hub.commit}/")[2]
+            if self.command == "GET" and (wanted := self.headers["Range"]):
+                hub.ranges[name] = wanted
+                start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+                headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+                status, body = 206, body[start:]
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
+            for header, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(header, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                cut = hub.cuts.pop(name, None)
+                self.wfile.write(body[:cut])
+                self.close_connection = cut is not None
 
         do_HEAD = do_GET
 

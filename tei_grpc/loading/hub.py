@@ -1,14 +1,17 @@
 """From a hub id or a directory to a folder of files. A directory never opens a connection."""
 
+import errno
 import logging
 import os
 import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.progress import download_bars
+from tei_grpc.loading.progress import MB, download_bars
 from tei_grpc.loading.sentence_transformers import AFTER_POOLING
 from tei_grpc.loading.token_heads import COLBERT, LEXICAL
 
@@ -18,6 +21,8 @@ DESCRIPTION = ["*.json", "*.txt", "*.model", "*.jinja"]
 SAFETENSORS = ["model.safetensors", "model-*.safetensors", "*/model.safetensors"]
 TOKEN_HEADS = [LEXICAL, COLBERT]  # bge-m3 has them as pickles only
 PICKLES = ["pytorch_model.bin", "pytorch_model-*.bin"]
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "tf_model*", "flax_model*"]
 
 
@@ -61,22 +66,10 @@ def _commit(folder: Path) -> str | None:
 
 
 def _download(config: EngineConfig, patterns: list[str]) -> Path:
-    import huggingface_hub  # a directory does not need it, and it takes a while to import
     from huggingface_hub import errors
 
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                config.model_id,
-                revision=config.revision,
-                cache_dir=config.huggingface_hub_cache,
-                token=None if config.hf_token is None else config.hf_token.get_secret_value(),
-                library_name="tei-grpc",
-                allow_patterns=patterns,
-                ignore_patterns=OTHER_RUNTIMES,
-                tqdm_class=download_bars(),
-            )
-        )
+        return Path(_snapshot(config, patterns))
     except errors.GatedRepoError as error:
         raise StartupError(
             f"`{config.model_id}` is gated: `--hf-token` must belong to an account with access"
@@ -91,8 +84,51 @@ def _download(config: EngineConfig, patterns: list[str]) -> Path:
         raise StartupError(f"`--model-id`: `{config.model_id}` is neither a directory nor a hub id") from error
     except errors.LocalEntryNotFoundError as error:
         raise StartupError(
-            f"`{config.model_id}` is not in the cache, and the hub cannot be reached; "
+            f"`{config.model_id}` is not in the cache, or not all of it, and the hub cannot be reached; "
             "give a directory, or fill the cache"
         ) from error
     except Exception as error:  # each release of the library has its own HTTP client, with its own errors
-        raise StartupError(f"`{config.model_id}` could not be downloaded: {error}") from error
+        raise StartupError(_explain(error, config, patterns)) from error
+
+
+def _snapshot(config: EngineConfig, patterns: list[str], *, dry_run: bool = False) -> Any:
+    """The folder; with `dry_run` a description of each of its files."""
+    import huggingface_hub  # a directory does not need it, and it takes a while to import
+
+    return huggingface_hub.snapshot_download(
+        config.model_id,
+        revision=config.revision,
+        cache_dir=config.huggingface_hub_cache,
+        token=None if config.hf_token is None else config.hf_token.get_secret_value(),
+        library_name="tei-grpc",
+        allow_patterns=patterns,
+        ignore_patterns=OTHER_RUNTIMES,
+        tqdm_class=download_bars(),
+        dry_run=dry_run,
+    )
+
+
+def _explain(error: Exception, config: EngineConfig, patterns: list[str]) -> str:
+    from huggingface_hub import constants
+
+    cache = Path(config.huggingface_hub_cache or constants.HF_HUB_CACHE)
+    number = error.errno if isinstance(error, OSError) else None
+    if number in FULL:
+        return f"`--huggingface-hub-cache` `{cache}` is full: {_room(config, patterns, cache)}"
+    if number in NOT_WRITABLE and not os.access(cache, os.W_OK, effective_ids=True):
+        return (
+            f"`--huggingface-hub-cache` `{cache}` cannot be written, and lacks files of `{config.model_id}`; "
+            "fill it elsewhere, or name one that can be written"
+        )
+    return f"`{config.model_id}` could not be downloaded: {error}"
+
+
+def _room(config: EngineConfig, patterns: list[str], cache: Path) -> str:
+    """What a full cache would need, as far as the hub and the file system tell."""
+    text = f"there is no room for `{config.model_id}`"
+    with suppress(Exception):  # whatever fails here, the disk is full all the same
+        files = _snapshot(config, patterns, dry_run=True)
+        missing = sum(file.file_size or 0 for file in files if file.will_download)
+        free = shutil.disk_usage(cache).free
+        text += f", of which {missing / MB:.1f} MB are missing, while {free / MB:.1f} MB are free"
+    return text

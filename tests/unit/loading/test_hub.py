@@ -2,7 +2,6 @@
 
 import os
 import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 import huggingface_hub
@@ -12,62 +11,11 @@ from huggingface_hub import constants
 from tei_grpc.config import EngineConfig
 from tei_grpc.errors import StartupError
 from tei_grpc.loading import hub
-from tests.hub import COMMIT, Hub, serve
+from tests.hub import COMMIT
+from tests.unit.loading.conftest import FILES, REPO
 
-REPO = "acme/tiny"
-NAMES = (
-    "config.json",
-    "tokenizer.json",
-    "1_Pooling/config.json",
-    "model.safetensors",
-    "pytorch_model.bin",
-    "onnx/model.onnx",
-    "onnx/config.json",
-    "README.md",
-    "2_Dense/config.json",
-    "2_Dense/model.safetensors",
-    "2_Dense/pytorch_model.bin",
-)
-FILES = {name: name.encode() for name in NAMES}
+OUT_OF_REACH = f"`{REPO}` is not in the cache, or not all of it, and the hub cannot be reached"
 PICKLES_ONLY = {name: content for name, content in FILES.items() if not name.endswith(".safetensors")}
-
-
-@pytest.fixture
-def serve_hub(monkeypatch):
-    """Start a hub and make it the one that the client library talks to."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with ExitStack() as stack:
-
-        def start(**options) -> Hub:
-            served = stack.enter_context(serve(Hub(REPO, **{"files": FILES, **options})))
-            point_at(served.endpoint)
-            return served
-
-        def point_at(endpoint: str) -> None:
-            monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-            template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-            monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-            huggingface_hub.close_session()
-
-        yield start
-        huggingface_hub.close_session()
-
-
-@pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*_: object) -> None:
-        raise AssertionError("a connection was opened")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-@pytest.fixture
-def no_network_later(request):
-    return lambda: request.getfixturevalue("no_network")
 
 
 def config(cache: Path, model_id: str = REPO, **options: object) -> EngineConfig:
@@ -147,7 +95,7 @@ def test_vocabularies_are_downloaded(serve_hub, tmp_path):
 
 
 def test_revision_is_asked_for(serve_hub, tmp_path):
-    served = serve_hub(revisions=("main", "v2", COMMIT))
+    served = serve_hub(revisions=("main", "v2"))
     assert hub.fetch(config(tmp_path, revision="v2")).sha == COMMIT
     assert f"/api/models/{REPO}/revision/v2" in served.requests
 
@@ -199,18 +147,18 @@ def test_hub_out_of_reach_is_said(serve_hub, tmp_path, monkeypatch):
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{unused.getsockname()[1]}")
         text = refusal(tmp_path)
-    assert text.startswith(f"`{REPO}` is not in the cache, and the hub cannot be reached")
+    assert text.startswith(OUT_OF_REACH)
     assert served.requests == []
 
 
 def test_offline_without_a_cache_is_said(tmp_path, monkeypatch, no_network):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert refusal(tmp_path).startswith(f"`{REPO}` is not in the cache, and the hub cannot be reached")
+    assert refusal(tmp_path).startswith(OUT_OF_REACH)
 
 
 def test_hub_in_trouble_is_a_startup_error(serve_hub, tmp_path):
     serve_hub(broken=True)
-    assert refusal(tmp_path).startswith(f"`{REPO}` is not in the cache, and the hub cannot be reached")
+    assert refusal(tmp_path).startswith(OUT_OF_REACH)
 
 
 def test_download_that_breaks_off_is_a_startup_error(serve_hub, tmp_path, monkeypatch):
