@@ -72,7 +72,8 @@ async def test_new_calls_are_refused_while_others_finish(serve):
         held = served.embed.Embed(embed_request())
         await asyncio.to_thread(served.runner.running.wait)
         stopping = asyncio.create_task(served.server.stop())
-        await until(lambda: served.engine.state is State.DRAINING)
+        while (state := served.channel.get_state()) is grpc.ChannelConnectivity.READY:
+            await asyncio.wait_for(served.channel.wait_for_state_change(state), 10)
         assert await served.embed.Embed(embed_request(), timeout=5).code() is Code.UNAVAILABLE
         served.runner.gate.set()
         assert await held.code() is Code.OK
