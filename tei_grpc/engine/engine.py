@@ -205,7 +205,9 @@ class Engine:
             validation.check_texts(texts, self.config.max_client_batch_size)
             inputs = [_scored(query, text, scoring=scoring) for text in texts]
             scores = await all_in_order([reranking.score(input) for input in inputs])
-            return reranking.rank(scores, raw_scores=scoring.raw_scores)
+            result = reranking.rank(scores, raw_scores=scoring.raw_scores)
+            reranking.succeed(result)
+            return result
 
     def reranking(self, caller: Caller = UNARY) -> Reranking:
         """One Rerank request whose texts may come one after the other. Raises ModelTypeError."""

@@ -60,9 +60,11 @@ class Reranking:
         validation.check_some(scores)
         logits = np.array([score.logit for score in scores], np.float32)
         metadata = summarize([score.metadata for score in scores], time.monotonic_ns() - self._started)
-        result = RerankResult(finish.ranks(logits, raw_scores=raw_scores), metadata)
-        self._request.succeed(metadata)
-        return result
+        return RerankResult(finish.ranks(logits, raw_scores=raw_scores), metadata)
+
+    def succeed(self, result: RerankResult) -> None:
+        """The answer is on its way."""
+        self._request.succeed(result.metadata)
 
 
 def summarize(parts: Sequence[Metadata], total_time_ns: int) -> Metadata:

@@ -54,6 +54,14 @@ def stream_caller(context: Context) -> Caller:
     return _caller(context, waits=True)
 
 
+async def confirm_caller(context: Context) -> None:
+    """Raise CancelledError if the caller has left: grpc.aio reads that, too, as the end of what the caller sends.
+
+    To be used where the end of the requests means an error, because it sends the initial metadata.
+    """
+    await context.send_initial_metadata(())
+
+
 def _caller(context: Context, *, waits: bool) -> Caller:
     call = current_call()
     return Caller(waits, _deadline_ns(context), call.id, call.traceparent, call.tracestate)

@@ -12,7 +12,7 @@ import grpc
 from tei_grpc.errors import TeiError, UnauthenticatedError, UnavailableError, UndecodableError
 from tei_grpc.metrics import Metrics
 from tei_grpc.rpc.calls import RunningCalls
-from tei_grpc.rpc.context import Context, current_call, enter_call
+from tei_grpc.rpc.context import Context, confirm_caller, current_call, enter_call
 from tei_grpc.rpc.status import Status, status_of
 from tei_grpc.types import State
 
@@ -182,6 +182,7 @@ def _worker(handler: Any, decode: Decode, encode: Encode) -> Callable[[Any, Cont
 async def _read_one(context: Context, decode: Decode) -> Any:
     raw = await context.read()
     if raw is grpc.aio.EOF:
+        await confirm_caller(context)
         raise UndecodableError("Missing request message")
     return decode(raw)
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import grpc
 
-from tei_grpc.rpc.context import Context, stream_caller
+from tei_grpc.rpc.context import Context, confirm_caller, stream_caller
 from tei_grpc.types import Caller
 
 Request = TypeVar("Request")
@@ -69,7 +69,10 @@ async def answer_in_order(
 async def collect_in_order(answer: Answer[Request, Reply], context: Context, *, window: int) -> list[Reply]:
     """Answer every message of a stream that gets a single reply, under the same window; return when all are in."""
     async with aclosing(_answers(answer, context, Room(window), lambda _: 0)) as replies:
-        return [reply async for reply in replies]
+        collected = [reply async for reply in replies]
+    if not collected:
+        await confirm_caller(context)
+    return collected
 
 
 async def _answers(

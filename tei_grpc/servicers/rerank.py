@@ -46,7 +46,8 @@ class RerankServicer(tei_pb2_grpc.RerankServicer):
 
                 scores = await collect_in_order(score, context, window=self._window)
                 result = reranking.rank(scores, raw_scores=first.raw_scores)
-            await send_headers(context, result.metadata, self._engine.info)
+                await send_headers(context, result.metadata, self._engine.info)  # fails where the caller has left
+                reranking.succeed(result)
             return _response(result, first.texts or None)
         finally:
             first.texts.clear()  # the traceback of a cancelled call would keep them until the garbage is collected

@@ -268,3 +268,30 @@ async def test_failure_of_the_model_has_the_id_of_its_log_line(served, caplog):
         await tei_pb2_grpc.EmbedStub(served.channel).Embed(tei_pb2.EmbedRequest(inputs="w8"))
     [record] = [record for record in caplog.records if record.getMessage() == "Inference failed"]
     assert failed.value.details() == f"Inference failed, id {record.span['request_id']}"
+
+
+async def leave_in_the_middle(served: Served, path: str, *messages: bytes) -> None:
+    """Cancel a call whose requests have no end; how far the server is then is up to chance, so do it often."""
+    for _ in range(30):
+        call = served.channel.stream_stream(path)()
+        await call.wait_for_connection()
+        for each in messages:
+            await call.write(each)
+        await asyncio.sleep(0.005)
+        call.cancel()
+    await until(lambda: is_settled(served))
+
+
+async def test_rerank_stream_that_its_caller_leaves_is_never_a_success(tmp_path):
+    architectures, config = MODELS["reranker"]
+    path = "/tei.v1.Rerank/RerankStream"
+    async with serve_fake(write_checkpoint(tmp_path, *architectures, **config)) as served:
+        await leave_in_the_middle(served, path, message(path, "good"))
+        assert set(endings(served.engine.metrics)) <= {"cancelled"}
+        await leave_in_the_middle(served, path)
+        assert set(endings(served.engine.metrics)) <= {"cancelled"}
+
+
+async def test_call_that_its_caller_leaves_before_the_message_is_no_request(served):
+    await leave_in_the_middle(served, "/tei.v1.Embed/Embed")
+    assert endings(served.engine.metrics) == {}
