@@ -279,6 +279,7 @@ async def leave_in_the_middle(served: Served, path: str, *messages: bytes) -> No
             await call.write(each)
         await asyncio.sleep(0.005)
         call.cancel()
+        await asyncio.sleep(0.003)
     await until(lambda: is_settled(served))
 
 
