@@ -5,16 +5,17 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import finish, validation
 from tei_grpc.engine.device import Device
 from tei_grpc.engine.info import describe
 from tei_grpc.engine.line import Line, Loaded
+from tei_grpc.engine.queue import Admission
 from tei_grpc.engine.request import Books, Request
 from tei_grpc.engine.reranking import Reranking, all_in_order
-from tei_grpc.engine.tokenizer import Tokenizer
+from tei_grpc.engine.tokenizer import Form, Tokenizer
 from tei_grpc.errors import StartupError, UnavailableError, is_failure, reason_of
 from tei_grpc.loading import hub
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from tei_grpc.traces.recorder import Traces
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 UNARY = Caller()
 SCORING = Scoring()
@@ -68,6 +71,7 @@ class Engine:
         self.is_stuck = False
         self._watchers: list[Callable[[State], None]] = []
         self._line = Line(self.metrics)
+        self._tokenizing = Admission(config.max_concurrent_requests)  # of Tokenize and Decode, which need no model
 
     @property
     def info(self) -> Info:
@@ -221,18 +225,36 @@ class Engine:
         )
 
     async def tokenize(
-        self, text: str, *, add_special_tokens: bool = True, prompt_name: str | None = None
+        self, text: str, *, add_special_tokens: bool = True, prompt_name: str | None = None, caller: Caller = UNARY
     ) -> list[SimpleToken]:
         """Every token of the prompt and the text, with UTF-8 byte offsets. Never truncates."""
+        return await self.tokenize_into(
+            list, text, add_special_tokens=add_special_tokens, prompt_name=prompt_name, caller=caller
+        )
+
+    async def tokenize_into(
+        self,
+        form: Form[T],
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        prompt_name: str | None = None,
+        caller: Caller = UNARY,
+    ) -> T:
+        """What `form` makes of the tokens that `tokenize` gives, on the thread on which they are made."""
         loaded = self._checked()
         validation.check_text(loaded.model, text)
-        return await loaded.tokenizer.tokenize(text, add_special_tokens=add_special_tokens, prompt_name=prompt_name)
+        async with self._tokenizing.permit(waits=caller.waits):
+            return await loaded.tokenizer.tokenize(
+                text, form, add_special_tokens=add_special_tokens, prompt_name=prompt_name
+            )
 
-    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, caller: Caller = UNARY) -> str:
         """The text of token ids."""
         loaded = self._checked()
         validation.check_ids(loaded.model, ids)
-        return await loaded.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        async with self._tokenizing.permit(waits=caller.waits):
+            return await loaded.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _request(self, caller: Caller, kind: str, method: str | None = None) -> Request:
         return Request(self._books, caller, kind, method)

@@ -4,7 +4,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from tei_grpc.engine.batch import fill
@@ -41,6 +42,17 @@ class Admission:
             self.free -= 1
             return None
         return self._wait()
+
+    @asynccontextmanager
+    async def permit(self, *, waits: bool) -> AsyncIterator[None]:
+        """Hold a permit while the block runs. Raises OverloadedError."""
+        turn = self.admit(waits=waits)
+        if turn is not None:
+            await turn
+        try:
+            yield
+        finally:
+            self.release()
 
     async def _wait(self) -> None:
         turn = asyncio.get_running_loop().create_future()

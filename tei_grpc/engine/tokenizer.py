@@ -24,6 +24,7 @@ from tei_grpc.loading.tokenizer_files import read_tokenizer
 from tei_grpc.types import Encoding, Input, SimpleToken, TruncationDirection
 
 T = TypeVar("T")
+Form = Callable[[Iterator[SimpleToken]], T]
 
 # Below this many characters a text is tokenized where it stands: that takes less than a hop to another thread and back,
 # and keeps the event loop for well under a millisecond.
@@ -56,10 +57,15 @@ class Tokenizer:
         """The input as the model will see it. Raises ValidationError, TokenizationError."""
         return await self._run(input.chars + self._added_chars, lambda: self._encode(input))
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool, prompt_name: str | None) -> list[SimpleToken]:
-        """Every token of the prompt and the text. Raises ValidationError, TokenizationError."""
-        prompt = validation.resolve_prompt(self._model, prompt_name)
-        return await self._run(len(text), lambda: self._tokenize(prompt + text, add_special_tokens))
+    async def tokenize(
+        self, text: str, form: Form[T], *, add_special_tokens: bool = True, prompt_name: str | None = None
+    ) -> T:
+        """What `form` makes of every token of the prompt and the text. Raises ValidationError, TokenizationError.
+
+        It is called where the text is tokenized, so that no more tokens exist at a time than there are threads for.
+        """
+        text = validation.resolve_prompt(self._model, prompt_name) + text
+        return await self._run(len(text), lambda: form(self._tokenize(text, add_special_tokens)))
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids; ids outside the vocabulary are skipped. Raises TokenizationError."""
@@ -130,11 +136,11 @@ class Tokenizer:
         encoding = self._tokenizer.encode(self._cased(prompt))
         return len(encoding.ids) - sum(encoding.special_tokens_mask[-1:])
 
-    def _tokenize(self, text: str, add_special_tokens: bool) -> list[SimpleToken]:
+    def _tokenize(self, text: str, add_special_tokens: bool) -> Iterator[SimpleToken]:
         cased = self._cased(text)
         encoding = self._tokenizer.encode(cased, add_special_tokens=add_special_tokens)
         source = text if len(text) == len(cased) else cased  # a few letters change their length with their case
-        return list(simple_tokens(self._tokenizer, encoding, source))
+        return simple_tokens(self._tokenizer, encoding, source)
 
 
 def load(folder: Path, hf_config: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -6,7 +6,7 @@ from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.rpc.context import Context, unary_caller
 from tei_grpc.rpc.headers import send_headers
-from tei_grpc.rpc.reply import encode_embed, encode_embed_all, metadata_message
+from tei_grpc.rpc.reply import encode_embed, encode_embed_all, encode_embed_sparse
 from tei_grpc.rpc.requests import input_of
 from tei_grpc.rpc.streams import answer_in_order
 from tei_grpc.types import Caller, EmbedAllResult, EmbedResult, EmbedSparseResult
@@ -43,11 +43,12 @@ class EmbedServicer(tei_pb2_grpc.EmbedServicer):
         """One vector per token, per message."""
         await answer_in_order(self._embed_all_reply, context, window=self._window, cost=self._embed_all_bytes)
 
-    async def EmbedSparse(self, request: tei_pb2.EmbedSparseRequest, context: Context) -> tei_pb2.EmbedSparseResponse:
+    async def EmbedSparse(self, request: tei_pb2.EmbedSparseRequest, context: Context) -> bytes:
         """One vocabulary-sized vector as its non-zero entries."""
         result = await self._embed_sparse(request, unary_caller(context))
+        reply = await encode_embed_sparse(result)
         await send_headers(context, result.metadata, self._engine.info)
-        return _sparse_response(result)
+        return reply
 
     async def EmbedSparseStream(self, requests: AsyncIterator[tei_pb2.EmbedSparseRequest], context: Context) -> None:
         """One sparse vector per message."""
@@ -81,13 +82,5 @@ class EmbedServicer(tei_pb2_grpc.EmbedServicer):
     async def _embed_all_reply(self, request: tei_pb2.EmbedAllRequest, caller: Caller) -> bytes:
         return await encode_embed_all(await self._embed_all(request, caller))
 
-    async def _embed_sparse_reply(
-        self, request: tei_pb2.EmbedSparseRequest, caller: Caller
-    ) -> tei_pb2.EmbedSparseResponse:
-        return _sparse_response(await self._embed_sparse(request, caller))
-
-
-def _sparse_response(result: EmbedSparseResult) -> tei_pb2.EmbedSparseResponse:
-    entries = zip(result.indices.tolist(), result.values.tolist(), strict=True)
-    values = [tei_pb2.SparseValue(index=index, value=value) for index, value in entries]
-    return tei_pb2.EmbedSparseResponse(sparse_embeddings=values, metadata=metadata_message(result.metadata))
+    async def _embed_sparse_reply(self, request: tei_pb2.EmbedSparseRequest, caller: Caller) -> bytes:
+        return await encode_embed_sparse(await self._embed_sparse(request, caller))

@@ -1,32 +1,32 @@
 """tei.v1.Tokenize: the model's tokenizer, without the model."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.rpc.context import Context, unary_caller
+from tei_grpc.rpc.reply import encode_tokens
 from tei_grpc.rpc.requests import prompt_name_of
 from tei_grpc.rpc.streams import answer_in_order
-from tei_grpc.types import Caller, SimpleToken
+from tei_grpc.types import Caller
 
-MAX_LOOP_TOKENS = 512  # a longer reply is put together on a thread: it would hold up the event loop
+TOKEN_BYTES = 24
 
 
 class TokenizeServicer(tei_pb2_grpc.TokenizeServicer):
-    """Texts to tokens and back."""
+    """Texts to tokens and back. Replies with tokens are bytes already, made where the text is tokenized."""
 
     def __init__(self, engine: Engine, window: int) -> None:
         self._engine = engine
         self._window = window
 
-    async def Tokenize(self, request: tei_pb2.EncodeRequest, context: Context) -> tei_pb2.EncodeResponse | bytes:
+    async def Tokenize(self, request: tei_pb2.EncodeRequest, context: Context) -> bytes:
         """Every token of the text."""
         return await self._tokenize(request, unary_caller(context))
 
     async def TokenizeStream(self, requests: AsyncIterator[tei_pb2.EncodeRequest], context: Context) -> None:
         """Every token of the text, per message."""
-        await answer_in_order(self._tokenize, context, window=self._window)
+        await answer_in_order(self._tokenize, context, window=self._window, cost=_most_bytes)
 
     async def Decode(self, request: tei_pb2.DecodeRequest, context: Context) -> tei_pb2.DecodeResponse:
         """The text of token ids."""
@@ -36,22 +36,22 @@ class TokenizeServicer(tei_pb2_grpc.TokenizeServicer):
         """The text of token ids, per message."""
         await answer_in_order(self._decode, context, window=self._window)
 
-    async def _tokenize(self, request: tei_pb2.EncodeRequest, _caller: Caller) -> tei_pb2.EncodeResponse | bytes:
-        tokens = await self._engine.tokenize(
-            request.inputs, add_special_tokens=request.add_special_tokens, prompt_name=prompt_name_of(request)
+    async def _tokenize(self, request: tei_pb2.EncodeRequest, caller: Caller) -> bytes:
+        return await self._engine.tokenize_into(
+            encode_tokens,
+            request.inputs,
+            add_special_tokens=request.add_special_tokens,
+            prompt_name=prompt_name_of(request),
+            caller=caller,
         )
-        if len(tokens) > MAX_LOOP_TOKENS:
-            return await asyncio.to_thread(lambda: _response(tokens).SerializeToString())
-        return _response(tokens)
 
-    async def _decode(self, request: tei_pb2.DecodeRequest, _caller: Caller) -> tei_pb2.DecodeResponse:
-        text = await self._engine.decode(list(request.ids), skip_special_tokens=request.skip_special_tokens)
+    async def _decode(self, request: tei_pb2.DecodeRequest, caller: Caller) -> tei_pb2.DecodeResponse:
+        text = await self._engine.decode(
+            list(request.ids), skip_special_tokens=request.skip_special_tokens, caller=caller
+        )
         return tei_pb2.DecodeResponse(text=text)
 
 
-def _response(tokens: list[SimpleToken]) -> tei_pb2.EncodeResponse:
-    return tei_pb2.EncodeResponse(tokens=map(_token_message, tokens))
-
-
-def _token_message(token: SimpleToken) -> tei_pb2.SimpleToken:
-    return tei_pb2.SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
+def _most_bytes(request: tei_pb2.EncodeRequest) -> int:
+    """Bytes of the reply, roughly, at the most: a token for every character, with its id, offsets and text."""
+    return TOKEN_BYTES * len(request.inputs)

@@ -100,7 +100,7 @@ async def test_reply_that_cannot_be_encoded_is_internal(served):
         return "no tokens at all"
 
     served.engine.decode = nonsense
-    served.engine.tokenize = nonsense
+    served.engine.tokenize_into = nonsense
     code, text = await call_raw(served.channel, "/tei.v1.Tokenize/Tokenize", b"\x0a\x02w0")
     assert (code, text[:17]) == (Code.INTERNAL, "Internal error, i")
 

@@ -1,7 +1,13 @@
+import threading
+
 import grpc
 import pytest
 
+from tei_grpc.engine import tokenizer
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tests.grpc.conftest import until
+
+LONG = tei_pb2.EncodeRequest(inputs="w0 " * 200)
 
 
 @pytest.fixture
@@ -36,6 +42,22 @@ async def test_streams_answer_every_message(stub):
     decoded = stub.DecodeStream(iter([tei_pb2.DecodeRequest(ids=message) for message in ids]))
     assert ids == [[4], [5, 6]]
     assert [reply.text async for reply in decoded] == texts
+
+
+async def test_calls_under_way_are_limited_apart_from_those_that_need_the_model(serve, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(tokenizer, "simple_tokens", lambda *_: gate.wait(30) and iter(()))
+    async with serve(max_concurrent_requests=4) as served:
+        stub = tei_pb2_grpc.TokenizeStub(served.channel)
+        calls = [stub.Tokenize(LONG) for _ in range(4)]
+        await until(lambda: served.engine._tokenizing.in_use == 4)
+        assert await stub.Tokenize(LONG).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        waiting = stub.TokenizeStream(iter([LONG] * 9))
+        assert (await served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0"))).embeddings
+        gate.set()
+        assert {await call.code() for call in calls} == {grpc.StatusCode.OK}
+        assert len([reply async for reply in waiting]) == 9
+        assert served.engine._tokenizing.in_use == 0
 
 
 async def test_decode_needs_ids(stub):

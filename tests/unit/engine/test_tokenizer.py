@@ -52,7 +52,7 @@ async def ids(tokenizer: Tokenizer, text: str, pair: str | None = None, **option
 
 
 async def tokens(tokenizer: Tokenizer, text: str, prompt_name: str | None = None) -> list[SimpleToken]:
-    return await tokenizer.tokenize(text, add_special_tokens=True, prompt_name=prompt_name)
+    return await tokenizer.tokenize(text, list, add_special_tokens=True, prompt_name=prompt_name)
 
 
 async def offsets(tokenizer: Tokenizer, text: str, prompt_name: str | None = None) -> list[tuple[int, int]]:
@@ -94,7 +94,7 @@ async def test_offsets_are_utf8_bytes(tokenizer, text, expected):
 @given(text=st.text(max_size=40))
 def test_token_text_is_the_byte_slice_of_the_input(text, tmp_path_factory):
     tokenizer = shared_tokenizer(tmp_path_factory)
-    for token in asyncio.run(tokenizer.tokenize(text, add_special_tokens=True, prompt_name=None)):
+    for token in asyncio.run(tokenizer.tokenize(text, list, add_special_tokens=True, prompt_name=None)):
         if not token.special:
             assert token.text.encode() == text.encode()[token.start : token.stop]
 
@@ -127,7 +127,7 @@ async def test_special_tokens_can_be_read_as_plain_text(tmp_path):
 
 
 async def test_special_tokens_can_be_left_out(tokenizer):
-    found = await tokenizer.tokenize("hello", add_special_tokens=False, prompt_name=None)
+    found = await tokenizer.tokenize("hello", list, add_special_tokens=False, prompt_name=None)
     assert found == [SimpleToken(82, "hello", False, 0, 5)]
 
 
@@ -255,7 +255,7 @@ async def test_offsets_count_the_prompt(tmp_path):
 
 async def test_unknown_prompt_is_refused(tmp_path):
     with pytest.raises(ValidationError, match="Available prompts"):
-        await prompted(tmp_path).tokenize("hello", add_special_tokens=True, prompt_name="nope")
+        await prompted(tmp_path).tokenize("hello", list, add_special_tokens=True, prompt_name="nope")
 
 
 async def test_prompt_takes_part_in_pooling_by_default(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis.extra import numpy as hnp
 
 from tei_grpc.pb import tei_pb2
 from tei_grpc.rpc import reply
-from tei_grpc.types import EmbedAllResult, EmbedResult, Metadata
+from tei_grpc.types import EmbedAllResult, EmbedResult, EmbedSparseResult, Metadata, SimpleToken
 
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**63 - 1)
@@ -40,6 +40,23 @@ def test_vector_is_encoded_as_protobuf_does(vector, metadata):
 def test_token_vectors_are_encoded_as_protobuf_does(rows, metadata):
     message = tei_pb2.EmbedAllResponse(token_embeddings=[tei_pb2.TokenEmbedding(embeddings=row) for row in rows])
     assert reply._join_rows(EmbedAllResult(rows, metadata)) == by_protobuf(message, metadata)
+
+
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 2000])
+async def test_sparse_values_are_encoded_as_protobuf_does(count):
+    indices, values = np.arange(count, dtype=np.uint32), np.arange(count, dtype=np.float32) + 0.5
+    entries = [tei_pb2.SparseValue(index=index, value=index + 0.5) for index in range(count)]
+    expected = by_protobuf(tei_pb2.EmbedSparseResponse(sparse_embeddings=entries), ZERO)
+    assert await reply.encode_embed_sparse(EmbedSparseResult(indices, values, ZERO)) == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 2000])
+def test_tokens_are_encoded_as_protobuf_does(count):
+    tokens = [SimpleToken(id, "é", False, id, id + 2) for id in range(count)] + [
+        SimpleToken(1, "[SEP]", True, None, None)
+    ]
+    expected = tei_pb2.EncodeResponse(tokens=[tei_pb2.SimpleToken(**token._asdict()) for token in tokens])
+    assert reply.encode_tokens(iter(tokens)) == expected.SerializeToString()
 
 
 def test_zero_metadata_is_present_and_empty():
