@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check --quiet --quiet
 MINILM := .models/all-MiniLM-L6-v2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto proto-check docs docs-check docker docker-steps build go-client chaos bench bench-peers licenses
+.PHONY: help run test lint format proto proto-check docs docs-check docker docker-steps build go-client chaos bench bench-peers licenses fuzz
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ docs-check: $(VENV)/.made ## fail when the list of models in the docs is stale
 
 licenses: $(VENV)/.made ## write docs/licenses.md from what is installed
 	$(BIN)/python scripts/generate_licenses.py
+
+fuzz: $(VENV)/.made ## bytes that nobody meant to send, over RPCs and checkpoints (ARGS="--runs 100000")
+	$(BIN)/python tests/fuzz/run.py calls $(ARGS)
+	$(BIN)/python tests/fuzz/run.py checkpoints $(ARGS)
 
 chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls against a server of our own
 	@$(BIN)/python scripts/fetch_demo_model.py minilm
