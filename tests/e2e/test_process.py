@@ -1,6 +1,7 @@
 """The life of the process: how it starts, what it refuses, what it says, how it ends."""
 
 import json
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Callable
@@ -88,6 +89,32 @@ def test_encrypted_server_is_probed_on_its_health_port(start_server: Start, tmp_
         probe = subprocess.run([TEI_GRPC, "health"], env=clean_environment() | environment, timeout=60)
         assert probe.returncode == code
     assert server.terminate() == 0
+
+
+def test_hangup_reads_keys_and_certificates_anew(start_server: Start, tmp_path: Path) -> None:
+    authority, keys = Authority(tmp_path), tmp_path / "keys"
+    keys.write_text("old\n")
+    pair = authority.issue("server")
+    options = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--api-key-file", str(keys))
+    server = start_server(*options).wait_until_ready()
+    keys.write_text("new\n")
+    server.process.send_signal(signal.SIGHUP)
+    lines = [server.next_line(), server.next_line()]
+    assert [json.loads(line)["message"] for line in lines] == [
+        "The keys have been read anew",
+        "The certificates have been read anew",
+    ]
+    trust = grpc.ssl_channel_credentials(authority.ca.read_bytes())
+    with grpc.secure_channel(server.address, trust) as channel:
+        metadata = [("authorization", "Bearer new")]
+        assert tei_pb2_grpc.EmbedStub(channel).Embed(tei_pb2.EmbedRequest(inputs="test"), metadata=metadata).embeddings
+    assert server.terminate() == 0
+
+
+def test_hangup_without_such_files_ends_the_process(start_server: Start) -> None:
+    server = start_server().wait_until_ready()
+    server.process.send_signal(signal.SIGHUP)
+    assert server.wait() == -signal.SIGHUP
 
 
 def test_key_that_does_not_fit_its_certificate_is_one_line(start_server: Start, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
+from tei_grpc.config import describe
 from tei_grpc.errors import StartupError
 from tei_grpc.pb import tei_pb2
 
@@ -31,6 +32,25 @@ async def test_key_never_reaches_the_log(serve, caplog):
             await served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0"), metadata=metadata)
             assert await served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0")).code() is grpc.StatusCode.UNAUTHENTICATED
     assert "secret" not in caplog.text
+
+
+async def test_secrets_are_in_nothing_that_anybody_reads(serve, tmp_path, caplog):
+    file = tmp_path / "keys"
+    file.write_text("key-2-SESAME\n")
+    secrets = {"api_key": "key-1-SESAME", "api_key_file": file, "hf_token": "hf_SESAME"}
+    with caplog.at_level(logging.DEBUG):
+        async with serve(**secrets) as served:
+            wrong = [("authorization", "Bearer key-3-SESAME")]
+            refused = served.embed.Embed(tei_pb2.EmbedRequest(inputs="w0"), metadata=wrong)
+            right = [("authorization", "Bearer key-2-SESAME")]
+            info = await served.channel.unary_unary("/tei.v1.Info/Info")(b"", metadata=right)
+            told = [await refused.details(), repr(info), served.engine.metrics.render().decode()]
+            told += [repr(served.engine.config), str(describe(served.engine.config))]
+            file.write_text("schl\u00fcssel-SESAME\n")
+            served.server.reload()
+    assert "API_KEY_FILE" in caplog.text
+    assert "SESAME" not in caplog.text
+    assert "SESAME" not in "".join(told)
 
 
 async def test_reply_larger_than_the_usual_4_mib_is_sent(serve):

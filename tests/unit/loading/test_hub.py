@@ -1,7 +1,9 @@
 """From a hub id or a directory to a folder: the real client library against a stand-in for the hub."""
 
+import logging
 import os
 import socket
+import traceback
 from pathlib import Path
 
 import huggingface_hub
@@ -15,6 +17,7 @@ from tests.hub import COMMIT
 from tests.unit.loading.conftest import FILES, REPO
 
 OUT_OF_REACH = f"`{REPO}` is not in the cache, or not all of it, and the hub cannot be reached"
+TOKEN = "hf_SESAME"
 PICKLES_ONLY = {name: content for name, content in FILES.items() if not name.endswith(".safetensors")}
 
 
@@ -205,3 +208,17 @@ def test_commit_of_a_linked_snapshot_is_reported(tmp_path, no_network):
 def test_other_directory_has_no_commit(tmp_path, no_network):
     (tmp_path / "snapshots" / "v1").mkdir(parents=True)
     assert hub.fetch(EngineConfig(model_id=str(tmp_path / "snapshots" / "v1"))).sha is None
+
+
+@pytest.mark.parametrize(
+    "hub_options", [{"token": TOKEN}, {"token": "another"}, {"gated": True}, {"broken": True}, {"revisions": ()}]
+)
+def test_token_is_in_no_log_and_no_error(serve_hub, tmp_path, caplog, hub_options):
+    caplog.set_level("DEBUG")
+    logging.getLogger("huggingface_hub").setLevel("DEBUG")
+    serve_hub(**hub_options)
+    try:
+        hub.fetch(config(tmp_path, hf_token=TOKEN))
+    except StartupError as error:
+        assert TOKEN not in "".join(traceback.format_exception(error))
+    assert TOKEN not in caplog.text
