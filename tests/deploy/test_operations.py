@@ -24,7 +24,7 @@ GRPCURL = Path(sys.executable).with_name("grpcurl")
 HEALTH_PORT = free_port()
 
 HERE = ("openssl ", "printf ", "sed ", "kubectl kustomize ")
-NEED_A_CLUSTER = ("docker ", "helm ", "kubectl get --raw ", "kubectl -n tei ")
+NEED_A_CLUSTER = ("docker ", "helm ", "kubectl get --raw ", "kubectl -n tei ", "for pod in $(kubectl -n tei ")
 
 
 @pytest.fixture(scope="module", autouse=True)
