@@ -15,6 +15,7 @@ from tei_grpc.errors import StartupError
 
 if TYPE_CHECKING:
     from tei_grpc.config import Settings
+    from tei_grpc.metrics import Metrics
 
 USAGE_ERROR = 2
 FAILURE = 1
@@ -132,22 +133,45 @@ def _start_logging(settings: "Settings", warnings: list[str]) -> None:
 
 def _run_server(settings: "Settings") -> int:
     import asyncio
-    import logging
 
     from tei_grpc.engine.engine import Engine
-    from tei_grpc.metrics import Metrics, MetricsListener
+    from tei_grpc.metrics import Metrics
     from tei_grpc.serve.grpc_server import serve
     from tei_grpc.traces import open_traces
 
+    if settings.frontends:
+        return _run_frontends(settings)
     metrics, traces = Metrics(), open_traces(settings)
-    if settings.prometheus_port:
-        listener = MetricsListener(metrics, settings.hostname, settings.prometheus_port)
-        logging.getLogger("tei_grpc.cli").info("Serving metrics on http://%s/metrics", listener.address)
+    _show_metrics(metrics, settings)
     try:
         return asyncio.run(serve(settings, Engine(settings, metrics=metrics, traces=traces)))
     finally:
         if traces is not None:
             traces.close()
+
+
+def _run_frontends(settings: "Settings") -> int:
+    import asyncio
+
+    from tei_grpc.frontends.files import make_files, map_metrics
+    from tei_grpc.frontends.server import FrontendsServer
+    from tei_grpc.metrics import Metrics
+    from tei_grpc.runtime.life import serve
+
+    files = make_files()
+    metrics = Metrics(others=map_metrics(files.metrics, settings.frontends))
+    _show_metrics(metrics, settings)
+    return asyncio.run(serve(lambda: FrontendsServer(settings, files, metrics), settings))
+
+
+def _show_metrics(metrics: "Metrics", settings: "Settings") -> None:
+    import logging
+
+    from tei_grpc.metrics import MetricsListener
+
+    if settings.prometheus_port:
+        listener = MetricsListener(metrics, settings.hostname, settings.prometheus_port)
+        logging.getLogger("tei_grpc.cli").info("Serving metrics on http://%s/metrics", listener.address)
 
 
 def _check_health(argv: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ from tei_grpc.values import (
     CollectorUrl,
     Count,
     Device,
+    Frontends,
     HubToken,
     IpLiteral,
     ListenAddresses,
@@ -105,6 +106,11 @@ class ListenerOptions(OptionGroup):
     listen: ListenAddresses = Field(
         (), description="one more address, HOST:PORT or unix:PATH; can be repeated, LISTEN is separated by commas"
     )
+    frontends: Frontends = Field(
+        0,
+        description="processes that accept calls, tokenize, and encode replies, in front of the one that runs the "
+        "model; 0: that one does it all",
+    )
     health_port: Port | None = Field(None, description="one more port, for health checks only, never encrypted")
     api_key: ApiKey | None = Field(None, description="key that callers send as `authorization: Bearer KEY`")
     api_key_file: Path | None = Field(None, description="file of further keys, one a line")
@@ -189,6 +195,13 @@ class ServerConfig(ListenerOptions, ObservabilityOptions, InertOptions):
     def has_files_to_reload(self) -> bool:
         """Whether SIGHUP means that keys or certificates are to be read anew; otherwise it ends the process."""
         return self.api_key_file is not None or self.tls_cert is not None
+
+    @pydantic.model_validator(mode="after")
+    def _shared_listeners(self) -> "ServerConfig":
+        sockets = [text for text in self.listen if text.startswith("unix:")]
+        if self.frontends and (self.uds_listen is not None or sockets):
+            raise ValueError("`--frontends` share ports, but a Unix socket cannot be shared; leave one of them out")
+        return self
 
     def api_keys(self) -> tuple[str, ...]:
         """Return all accepted keys; none means open to everybody. Raises StartupError when the file gives no key."""

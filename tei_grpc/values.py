@@ -69,6 +69,7 @@ def _one_or_many(value: object) -> object:
 
 
 Count = Annotated[int, Field(gt=0, lt=2**32)]
+Frontends = Annotated[int, Field(ge=0, le=128)]
 Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
 Device = Annotated[str, AfterValidator(_check_device)]
 IpLiteral = Annotated[str, AfterValidator(_check_ip)]

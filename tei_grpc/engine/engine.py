@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -18,6 +19,7 @@ from tei_grpc.engine.reranking import Reranking, all_in_order
 from tei_grpc.engine.tokenizer import Form, Tokenizer
 from tei_grpc.errors import StartupError, UnavailableError, is_failure, reason_of
 from tei_grpc.loading import hub
+from tei_grpc.loading.hub import Snapshot
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
 from tei_grpc.metrics import Metrics
 from tei_grpc.types import (
@@ -59,8 +61,11 @@ class Engine:
         device: Device | None = None,
         metrics: Metrics | None = None,
         traces: "Traces | None" = None,
+        fetch: Callable[[EngineConfig], Snapshot] = hub.fetch,
     ) -> None:
+        """Take what finds the checkpoint's files, in a thread: `fetch`."""
         self.config = config
+        self._fetch = fetch
         self.metrics = metrics or Metrics()
         self._books = Books(self.metrics, traces)
         self.state = State.LOADING
@@ -94,19 +99,11 @@ class Engine:
         if self._is_started:
             raise StartupError("An engine can be started once; make a new one")
         self._is_started = True
-        try:
+        with loading_errors(self.config):
             await self._load()
-        except (StartupError, asyncio.CancelledError):
-            raise
-        except BaseException as error:  # a file holds what nobody thought of
-            if not is_failure(error):
-                raise
-            logger.debug("loading failed", exc_info=error)
-            text = f"`{self.config.model_id}` cannot be loaded: {type(error).__name__}: {reason_of(error)}"
-            raise StartupError(text) from error
 
     async def _load(self) -> None:
-        checkpoint = await asyncio.to_thread(hub.fetch, self.config)
+        checkpoint = await asyncio.to_thread(self._fetch, self.config)
         model = await asyncio.to_thread(read_model_config, checkpoint.folder, self.config)
         tokenizer = await asyncio.to_thread(Tokenizer, model, self.config)
         self._check_wanted()
@@ -118,7 +115,8 @@ class Engine:
         self._loaded = Loaded(model, tokenizer, self._device, facts)
         self._info = describe(self.config, model, facts, sha=checkpoint.sha, tokenization_workers=tokenizer.workers)
         self.metrics.describe(self._info)
-        self._set_state(State.SERVING)
+        if self.state is State.LOADING:  # otherwise the device has failed already
+            self._set_state(State.SERVING)
 
     def _check_wanted(self) -> None:
         if self.state is State.DRAINING:
@@ -273,6 +271,21 @@ class Engine:
         self.state = state
         for watcher in self._watchers:
             watcher(state)
+
+
+@contextmanager
+def loading_errors(config: EngineConfig) -> Iterator[None]:
+    """Raises StartupError in place of whatever loading raises."""
+    try:
+        yield
+    except (StartupError, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # a file holds what nobody thought of
+        if not is_failure(error):
+            raise
+        logger.debug("loading failed", exc_info=error)
+        text = f"`{config.model_id}` cannot be loaded: {type(error).__name__}: {reason_of(error)}"
+        raise StartupError(text) from error
 
 
 def _local_device(model: ModelConfig, config: EngineConfig, metrics: Metrics) -> Device:

@@ -39,7 +39,7 @@ class Tokenizer:
     """The model's tokenizer. Truncation is an argument of each call, never a state of the shared object."""
 
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
-        self.workers = config.tokenization_workers or min(max(cpus.available() - 1, 1), MAX_WORKERS)
+        self.workers = count_workers(config)
         self._model = model
         self._tokenizer = load(model.folder, model.hf_config)
         self._tokenizer.encode_special_tokens = config.split_special_tokens
@@ -141,6 +141,11 @@ class Tokenizer:
         encoding = self._tokenizer.encode(cased, add_special_tokens=add_special_tokens)
         source = text if len(text) == len(cased) else cased  # a few letters change their length with their case
         return simple_tokens(self._tokenizer, encoding, source)
+
+
+def count_workers(config: EngineConfig) -> int:
+    """Threads that tokenize: as many as `config` says, or one less than there are cores."""
+    return config.tokenization_workers or min(max(cpus.available() - 1, 1), MAX_WORKERS)
 
 
 def load(folder: Path, hf_config: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -8,14 +8,14 @@ before it reaches the engine is a request that failed. Tokenize, Decode, Info, h
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client import Gauge, ProcessCollector, generate_latest
 
 from tei_grpc import GIT_SHA, __version__
 from tei_grpc.errors import ErrorKind
-from tei_grpc.metrics.instruments import Counter, Histogram
+from tei_grpc.metrics.instruments import Counter, Histogram, Memory, Registry
 from tei_grpc.types import Info, Kind, Metadata
 
 METHODS: Final = ("single", "batch", "stream")
@@ -26,6 +26,7 @@ NS_PER_S: Final = 1e9
 FROM_PERMIT: Final = "Seconds from the permit to the answer"
 DURATION_BUCKETS: Final = tuple(1e-5 * 1.5**k for k in range(1, 36))
 FILL_BUCKETS: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+MEMORY_BYTES: Final = 1 << 14  # of the numbers of one server, with room for more
 BUILD_LABELS: Final = ("version", "sha", "model_id", "model_sha", "dtype", "device")
 
 # prometheus_client's text says `te_x_total` for a counter `te_x`: dashboards do not know that name
@@ -40,7 +41,7 @@ def powers_of_two(limit: int) -> tuple[float, ...]:
 class _Durations:
     """The four times of an answer, in seconds, as histograms `te_{group}_*`."""
 
-    def __init__(self, group: str, registry: CollectorRegistry, total: str) -> None:
+    def __init__(self, group: str, registry: Registry, total: str) -> None:
         def histogram(part: str, text: str) -> Histogram:
             return Histogram(f"te_{group}_{part}", text, registry, bounds=DURATION_BUCKETS, per_unit=NS_PER_S)
 
@@ -59,7 +60,7 @@ class _Durations:
 class _Group:
     """`te_embed_*` or `te_predict_*`: what is counted per kind of work."""
 
-    def __init__(self, group: str, registry: CollectorRegistry) -> None:
+    def __init__(self, group: str, registry: Registry) -> None:
         self.count = Counter(f"te_{group}_count", f"Inputs to {group}", registry)
         self.success = Counter(f"te_{group}_success", f"Inputs to {group} that were answered", registry)
         self.durations = _Durations(group, registry, FROM_PERMIT)
@@ -68,7 +69,7 @@ class _Group:
 class _Runner:
     """What the device's thread counts."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         self.size = Histogram("te_batch_next_size", "Inputs in a batch", registry, bounds=powers_of_two(4096))
         self.tokens = Histogram("te_batch_next_tokens", "Tokens in a batch", registry, bounds=powers_of_two(2**20))
         self.fill = Histogram(
@@ -86,8 +87,9 @@ class Metrics:
     Methods that start with `request` or `input` belong to the event loop, those with `batch` to the device's thread.
     """
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+    def __init__(self, memory: "Memory | None" = None, others: Sequence[Memory] = ()) -> None:
+        """See Registry for the memories, of which each has MEMORY_BYTES."""
+        self.registry = registry = Registry(memory, others)
         self._count = Counter("te_request_count", "Requests that arrived", registry, method=METHODS)
         self._success = Counter("te_request_success", "Requests that were answered", registry, method=METHODS)
         self._dropped = Counter(

@@ -3,13 +3,30 @@
 import logging
 from collections.abc import Sequence
 
+from tei_grpc.config import ServerConfig
 from tei_grpc.pb import tei_pb2
-from tei_grpc.runtime.listeners import Address, is_local
+from tei_grpc.runtime.listeners import Address, Addresses, is_local
 from tei_grpc.types import Info
 
 logger = logging.getLogger(__name__)
 
 CLIENT_LIMIT = 4 * 2**20  # bytes; gRPC clients refuse larger messages unless told otherwise
+
+
+def announce_listening(addresses: Addresses, config: ServerConfig, *, has_keys: bool) -> None:
+    """Say where the server is, before it has a model; warn if it is open to everybody."""
+    logger.info("Listening on %s, loading the model", _join(addresses.serving))
+    if addresses.health:
+        logger.info("Answering health checks on %s", _join(addresses.health))
+    if not has_keys and config.tls_cert is None:
+        warn_if_open(addresses.serving)
+
+
+def announce_serving(addresses: Addresses, config: ServerConfig, info: Info, *, has_keys: bool) -> None:
+    """Say what is served, and how to try it."""
+    note_large_replies(info, config.max_send_message_size)
+    example = _example(addresses.serving[0].local, config, with_key=has_keys)
+    logger.info("Serving on %s. Try: %s", _join(addresses.serving), example, extra=describe(info))
 
 
 def warn_if_open(addresses: Sequence[Address]) -> None:
@@ -54,3 +71,18 @@ def largest_reply(info: Info) -> int:
         return 0
     token = tei_pb2.TokenEmbedding(embeddings=[0.0] * info.hidden_size)
     return info.max_input_length * tei_pb2.EmbedAllResponse(token_embeddings=[token]).ByteSize()
+
+
+def _join(addresses: Sequence[Address]) -> str:
+    return ", ".join(address.bound for address in addresses)
+
+
+def _example(address: str, config: ServerConfig, *, with_key: bool) -> str:
+    """Return a command to try the server with."""
+    where, trust = address, "-plaintext"
+    if address.startswith("unix:"):
+        where = f"-unix {address.removeprefix('unix:')}"
+    elif config.tls_cert is not None:
+        trust = "-cacert CA.pem" + (" -cert CERT.pem -key KEY.pem" if config.tls_client_ca is not None else "")
+    key = " -H 'authorization: Bearer KEY'" if with_key else ""
+    return f"""grpcurl -d '{{"inputs": "What is Deep Learning"}}' {trust}{key} {where} tei.v1.Embed/Embed"""

@@ -1,12 +1,8 @@
 """The gRPC front door: composes server, servicers, health and reflection, and walks them through their life."""
 
 import asyncio
-import gc
 import logging
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import NamedTuple
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -18,10 +14,9 @@ from tei_grpc.rpc.calls import RunningCalls
 from tei_grpc.rpc.health import HealthServicer
 from tei_grpc.rpc.interceptors import ErrorInterceptor, KeyInterceptor, StateInterceptor
 from tei_grpc.rpc.reflection import add_reflection
-from tei_grpc.runtime import notices
+from tei_grpc.runtime import life, notices
 from tei_grpc.runtime.drain import CUT_SECONDS, drain
-from tei_grpc.runtime.listeners import Address, Endpoint, TcpEndpoint, UnixEndpoint, claim, listen, parse_endpoint
-from tei_grpc.runtime.signals import StopSignal, end_process, on_hangup
+from tei_grpc.runtime.listeners import Addresses, claim, health_endpoints, listen, serving_endpoints
 from tei_grpc.runtime.tls import read_certificates
 from tei_grpc.servicers import add_servicers
 from tei_grpc.types import State
@@ -30,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 MAX_PENDING_CALLS = 16_384
 TRANSPORT = (
-    ("grpc.so_reuseport", 0),
     # gRPC itself cancels calls that wait for the event loop, at random from the first number on (1000 by default), all
     # from the second; callers shall be told RESOURCE_EXHAUSTED instead. Such a call takes 16 kB.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
@@ -42,26 +36,9 @@ TRANSPORT = (
 )
 
 
-class Addresses(NamedTuple):
-    """Where the server is to be found: with everything, and with health checks only."""
-
-    serving: list[Address]
-    health: list[Address]
-
-
 async def serve(config: ServerConfig, engine: Engine) -> int:
     """Serve `engine` until a signal comes; return the process's exit code. Raises nothing: errors go to stderr."""
-    try:
-        server = GrpcServer(config, engine)
-        with StopSignal() as stop, on_hangup(server.reload) if config.has_files_to_reload else nullcontext():
-            await server.run(stop)
-    except StartupError as error:
-        for line in error.message.splitlines():
-            print(f"tei-grpc: {line}", file=sys.stderr)
-        return 1
-    if engine.is_stuck:
-        end_process(1)  # the interpreter cannot end while a thread computes: it would abort
-    return 0
+    return await life.serve(lambda: GrpcServer(config, engine), config)
 
 
 class GrpcServer:
@@ -80,21 +57,6 @@ class GrpcServer:
         self._health = HealthServicer()
         self._server = self._compose()
         self._health_server = self._compose_health()
-
-    async def run(self, stop: StopSignal) -> None:
-        """Listen, load, serve, drain. Raises StartupError."""
-        addresses = await self.start()
-        loading = asyncio.create_task(self._load(addresses))
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not loading.done():
-                end_process(0)  # neither a download nor a load can be interrupted, and no call is lost
-            loading.result()
-            await stopping
-        finally:
-            stopping.cancel()
-            await self.stop()
 
     def reload(self) -> None:
         """Read keys and certificates from their files anew, for calls and handshakes from now on. Raises nothing.
@@ -117,8 +79,9 @@ class GrpcServer:
     async def start(self) -> Addresses:
         """Listen, and answer health checks. Raises StartupError when an address is not to be had."""
         config = self._config
-        serving, health = _serving_endpoints(config), _health_endpoints(config)
-        claim([*serving, *health])
+        serving, health = serving_endpoints(config), health_endpoints(config)
+        if not config.frontends:  # otherwise the parent holds the ports for all of them
+            claim([*serving, *health])
         addresses = Addresses(
             [listen(self._server, endpoint, self._credentials()) for endpoint in serving],
             [listen(self._health_server, endpoint) for endpoint in health],
@@ -127,8 +90,15 @@ class GrpcServer:
         await self._server.start()
         return addresses
 
-    async def stop(self) -> None:
-        """Turn health, go on while load balancers notice, drain, and stop the engine."""
+    async def load(self, addresses: Addresses) -> None:
+        """Start the engine, and say so. Raises StartupError."""
+        has_keys = self._keys is not None
+        notices.announce_listening(addresses, self._config, has_keys=has_keys)
+        await self._engine.start()
+        notices.announce_serving(addresses, self._config, self._engine.info, has_keys=has_keys)
+
+    async def stop(self) -> bool:
+        """Turn health, go on while load balancers notice, drain, and stop the engine; False when its batch hangs."""
         self._health.withdraw()
         if self._engine.state is State.SERVING:  # otherwise no balancer has sent anybody here
             await asyncio.sleep(self._config.shutdown_delay)
@@ -137,20 +107,7 @@ class GrpcServer:
         await drain(self._server, self._calls, grace=self._config.shutdown_grace)
         await self._health_server.stop(CUT_SECONDS)
         await self._engine.stop()
-        logger.info("Stopped")
-
-    async def _load(self, addresses: Addresses) -> None:
-        where = _join(addresses.serving)
-        logger.info("Listening on %s, loading the model", where)
-        if addresses.health:
-            logger.info("Answering health checks on %s", _join(addresses.health))
-        if self._keys is None and self._config.tls_cert is None:
-            notices.warn_if_open(addresses.serving)
-        await self._engine.start()
-        gc.freeze()  # what is there now stays: to walk through it at every full collection takes 0.1 s
-        notices.note_large_replies(self._engine.info, self._config.max_send_message_size)
-        example = _example(addresses.serving[0].local, self._config, with_key=self._keys is not None)
-        logger.info("Serving on %s. Try: %s", where, example, extra=notices.describe(self._engine.info))
+        return not self._engine.is_stuck
 
     def _compose(self) -> grpc.aio.Server:
         """Outermost interceptor first."""
@@ -168,7 +125,9 @@ class GrpcServer:
 
     def _compose_health(self) -> grpc.aio.Server:
         """Without `--health-port` it has no listener."""
-        server = grpc.aio.server(interceptors=[ErrorInterceptor(self._calls, self._engine.metrics)], options=TRANSPORT)
+        server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(self._calls, self._engine.metrics)], options=_transport(self._config)
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server
 
@@ -190,42 +149,9 @@ def _renew(what: str, renew: Callable[[], None]) -> None:
         logger.info("The %s have been read anew", what)
 
 
-def _serving_endpoints(config: ServerConfig) -> list[Endpoint]:
-    first: Endpoint = TcpEndpoint(config.hostname, config.port, f"`--port` {config.port} on {_host_option(config)}")
-    if config.uds_listen is not None:
-        first = UnixEndpoint(config.uds_listen, f"`--uds-listen` {config.uds_listen}")
-    return [first, *(parse_endpoint(text, f"`--listen` {text}") for text in config.listen)]
-
-
-def _health_endpoints(config: ServerConfig) -> list[Endpoint]:
-    port = config.health_port
-    if port is None:
-        return []
-    return [TcpEndpoint(config.hostname, port, f"`--health-port` {port} on {_host_option(config)}")]
-
-
-def _host_option(config: ServerConfig) -> str:
-    return f"`--hostname` {config.hostname}"
-
-
-def _join(addresses: list[Address]) -> str:
-    return ", ".join(address.bound for address in addresses)
-
-
-def _example(address: str, config: ServerConfig, *, with_key: bool) -> str:
-    """Return a command to try the server with."""
-    where, trust = address, "-plaintext"
-    if address.startswith("unix:"):
-        where = f"-unix {address.removeprefix('unix:')}"
-    elif config.tls_cert is not None:
-        trust = "-cacert CA.pem" + (" -cert CERT.pem -key KEY.pem" if config.tls_client_ca is not None else "")
-    key = " -H 'authorization: Bearer KEY'" if with_key else ""
-    return f"""grpcurl -d '{{"inputs": "What is Deep Learning"}}' {trust}{key} {where} tei.v1.Embed/Embed"""
-
-
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
-        *TRANSPORT,
+        *_transport(config),
         ("grpc.max_receive_message_length", config.max_recv_message_size),
         ("grpc.max_send_message_length", config.max_send_message_size),
         ("grpc.max_concurrent_streams", config.max_connection_streams),
@@ -237,6 +163,10 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         *_milliseconds("grpc.max_connection_age_ms", config.max_connection_age),
         *_milliseconds("grpc.max_connection_age_grace_ms", config.max_connection_age_grace),
     ]
+
+
+def _transport(config: ServerConfig) -> list[tuple[str, int]]:
+    return [*TRANSPORT, ("grpc.so_reuseport", int(config.frontends > 0))]
 
 
 def _milliseconds(option: str, seconds: float | None) -> list[tuple[str, int]]:

@@ -16,7 +16,8 @@ from tei_grpc.engine.engine import Engine
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
 from tei_grpc.pb import tei_pb2_grpc
-from tei_grpc.serve.grpc_server import Addresses, GrpcServer
+from tei_grpc.runtime.listeners import Addresses
+from tei_grpc.serve.grpc_server import GrpcServer
 from tei_grpc.traces import open_traces
 from tei_grpc.traces.recorder import Traces
 from tests.fakes import FakeDevice, FakeRunner

@@ -14,7 +14,7 @@ def start(serve, caplog):
     async def start(**options):
         with caplog.at_level(logging.INFO, logger="tei_grpc"):
             async with serve(load=False, pooling="cls", **options) as served:
-                await served.server._load(served.addresses)
+                await served.server.load(served.addresses)
                 return [(record.levelname, record.getMessage()) for record in caplog.records], served.addresses
 
     return start

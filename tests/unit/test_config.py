@@ -185,6 +185,12 @@ def test_further_addresses_come_one_by_one_or_separated_by_commas() -> None:
     assert load(MODEL, {"LISTEN": ",".join(addresses)})[0].listen == addresses
 
 
+@pytest.mark.parametrize("given", [{"uds_listen": "/run/tei.sock"}, {"listen": ["127.0.0.1:1", "unix:/run/tei.sock"]}])
+def test_unix_sockets_cannot_be_shared_by_front_ends(given: dict[str, object]) -> None:
+    load({**MODEL, **given}, {})
+    assert "`--frontends` share ports, but a Unix socket cannot be shared" in refusal({**given, "frontends": "2"})
+
+
 @pytest.mark.parametrize(
     ("given", "missing"),
     [

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tei_grpc import __version__
 from tei_grpc.errors import ErrorKind, StartupError
+from tei_grpc.frontends.files import make_files, map_metrics
 from tei_grpc.metrics import Metrics, MetricsListener, instruments
 from tei_grpc.types import Info, Kind, Metadata, ModelType
 
@@ -121,7 +122,7 @@ def test_a_scrape_can_be_parsed(metrics: Metrics) -> None:
 
 def test_histogram_counts_as_that_of_prometheus_client() -> None:
     values, bounds = [0.5, 1, 1.5, 2, 7], [1.0, 2.0, 4.0]
-    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    ours, theirs = instruments.Registry(), CollectorRegistry()
     histogram = instruments.Histogram("x", "text", ours, bounds=bounds, per_unit=1000)
     reference = prometheus_client.Histogram("x", "text", buckets=bounds, registry=theirs)
     for number in values:
@@ -129,6 +130,31 @@ def test_histogram_counts_as_that_of_prometheus_client() -> None:
         reference.observe(number)
     expected = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
     assert generate_latest(ours).decode().splitlines() == expected
+
+
+def test_metrics_of_several_processes_are_their_sums_and_outlive_them() -> None:
+    file = make_files().metrics
+    shown = Metrics(others=map_metrics(file, 2))
+    shown.serve_model(512)
+    for number, requests in ((0, 1), (1, 2), (1, 4)):  # the second process is started anew
+        one = Metrics(map_metrics(file, 2)[number])
+        one.serve_model(512)
+        for _ in range(requests):
+            one.request_started("stream")
+            one.request_succeeded("stream", METADATA)
+            one.input_encoded(3, is_cut=False)
+    shown.batch_formed(1, 3, budget=6)
+    lines = shown.render().decode().splitlines()
+    for line in (
+        'te_request_count{method="stream"} 7.0',
+        'te_request_success{method="stream"} 7.0',
+        "te_request_duration_count 7.0",
+        "te_request_duration_sum 0.028",
+        'te_request_input_length_bucket{le="2.0"} 0.0',
+        'te_request_input_length_bucket{le="4.0"} 7.0',
+        "te_batch_next_size_count 1.0",
+    ):
+        assert line in lines
 
 
 def test_duration_buckets_grow_by_half_from_15_microseconds(metrics: Metrics) -> None:

@@ -4,8 +4,19 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tei_grpc.config import ServerConfig
 from tei_grpc.errors import StartupError
-from tei_grpc.runtime.listeners import Address, TcpEndpoint, UnixEndpoint, claim, is_local, listen, parse_endpoint
+from tei_grpc.runtime.listeners import (
+    Address,
+    TcpEndpoint,
+    UnixEndpoint,
+    addresses_of,
+    claim,
+    is_local,
+    listen,
+    parse_endpoint,
+    reserve,
+)
 
 
 def has_ipv6():
@@ -165,3 +176,37 @@ async def test_impossible_unix_socket_is_refused(server, tmp_path, name):
 )
 def test_local_addresses_are_those_that_other_machines_cannot_reach(bound, local):
     assert is_local(Address(bound, bound)) is local
+
+
+def config(**options):
+    return ServerConfig(hostname="127.0.0.1", **options)
+
+
+def test_reserved_ports_are_told_and_nobody_else_gets_them():
+    with reserve(config(port=0, health_port=0, listen=("127.0.0.1:0",))) as options:
+        ports = [options["port"], options["health_port"], int(options["listen"][0].removeprefix("127.0.0.1:"))]
+        assert len({*ports, 0}) == 4
+        for port in ports:
+            with pytest.raises(StartupError, match="is in use"):
+                claim([tcp(port)])
+            with pytest.raises(StartupError, match="is in use"), reserve(config(port=port)):
+                pass
+    claim([tcp(port) for port in ports])
+
+
+async def test_those_who_share_a_reserved_port_get_all_connections():
+    with reserve(config(port=0)) as options:
+        servers = [grpc.aio.server(options=[("grpc.so_reuseport", 1)]) for _ in range(2)]
+        for server in servers:
+            listen(server, tcp(options["port"]))
+            await server.start()
+        for _ in range(10):
+            socket.create_connection(("127.0.0.1", options["port"]), timeout=5).close()
+        for server in servers:
+            await server.stop(None)
+
+
+def test_addresses_are_those_that_clients_use():
+    shared = config(port=80, listen=("0.0.0.0:81",), health_port=82)
+    serving = [Address("127.0.0.1:80", "127.0.0.1:80"), Address("0.0.0.0:81", "127.0.0.1:81")]
+    assert addresses_of(shared) == (serving, [Address("127.0.0.1:82", "127.0.0.1:82")])

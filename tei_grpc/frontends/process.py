@@ -1,0 +1,95 @@
+"""The life of one front-end: a gRPC server around an engine whose device is in another process."""
+
+import asyncio
+import pickle
+import socket
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from tei_grpc import logs
+from tei_grpc.config import Settings
+from tei_grpc.engine.engine import Engine
+from tei_grpc.errors import StartupError
+from tei_grpc.frontends.files import SharedFiles, map_metrics
+from tei_grpc.frontends.messages import Broken, Listening, Ready
+from tei_grpc.frontends.remote_device import RemoteDevice
+from tei_grpc.metrics import Metrics
+from tei_grpc.runtime.signals import end_process
+from tei_grpc.serve.grpc_server import GrpcServer
+from tei_grpc.traces import open_traces
+
+if TYPE_CHECKING:
+    from tei_grpc.traces.recorder import Traces
+
+GONE_SECONDS = 1.0  # for calls to send their status when the process with the model is gone
+
+
+class Job(NamedTuple):
+    """What a front-end is told at start."""
+
+    settings: Settings
+    number: int  # from 0
+    files: SharedFiles
+    channel: int = -1  # file descriptor of its end
+    is_late: bool = False  # others serve already: listen only when ready
+
+
+def main() -> int:
+    """Read the job from stdin, do it, and return the exit code."""
+    text = sys.stdin.buffer.read()
+    if not text:
+        return 1  # the parent has ended meanwhile
+    job: Job = pickle.loads(text)  # noqa: S301 - from the parent, through a pipe that only it has
+    settings = job.settings
+    logs.configure(settings.log_level, json_output=settings.json_output, disable_spans=settings.disable_spans)
+    try:
+        traces = open_traces(settings)
+        return asyncio.run(_run(job, traces))
+    finally:
+        if traces is not None:
+            traces.close()
+
+
+async def _run(job: Job, traces: "Traces | None") -> int:
+    settings = job.settings
+    metrics = Metrics(map_metrics(job.files.metrics, settings.frontends)[job.number])
+    device = RemoteDevice(socket.socket(fileno=job.channel), job.files.slots, settings.max_concurrent_requests)
+    engine = Engine(settings, device, metrics, traces, device.fetch)
+    try:
+        server = await _begin(job, engine, device)
+    except StartupError as error:
+        device.tell(Broken(error.message))
+        await device.stop()
+        end_process(1)
+    await device.ending.wait()
+    await _end(server, device)
+    return 0
+
+
+async def _begin(job: Job, engine: Engine, device: RemoteDevice) -> GrpcServer:
+    """Listen and load, in the order that leaves callers the least to wait for. Raises StartupError."""
+    server = GrpcServer(job.settings, engine)
+    device.on_reload = server.reload
+    if job.is_late:
+        await engine.start()
+        await server.start()
+    else:
+        await server.start()
+        device.tell(Listening())
+        await engine.start()
+    device.tell(Ready())
+    return server
+
+
+async def _end(server: GrpcServer, device: RemoteDevice) -> None:
+    """Drain; without the other process there is nothing to wait for but that all calls have their status."""
+    stopping = asyncio.create_task(server.stop())
+    gone = asyncio.create_task(device.gone.wait())
+    if device.gone.is_set():
+        await asyncio.wait({stopping}, timeout=GONE_SECONDS)
+        end_process(1)
+    await asyncio.wait({stopping, gone}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():  # a second signal
+        end_process(1)
+    gone.cancel()
+    stopping.result()
