@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import pickle
 import socket
 import sys
 
@@ -43,7 +42,7 @@ class Frontend:
         self.customer = self._exchange.connect(ours)
         self.ended = asyncio.create_task(self._process.wait())
         if self._process.stdin is not None:
-            self._process.stdin.write(pickle.dumps(job))
+            self._process.stdin.write(job.to_json())
             self._process.stdin.close()
 
     async def wait_until(self, step: asyncio.Future[None]) -> None:

@@ -1,10 +1,12 @@
 """The life of one front-end: a gRPC server around an engine whose device is in another process."""
 
 import asyncio
-import pickle
+import json
 import socket
 import sys
 from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import SecretStr
 
 from tei_grpc import logs
 from tei_grpc.config import Settings
@@ -33,13 +35,28 @@ class Job(NamedTuple):
     channel: int = -1  # file descriptor of its end
     is_late: bool = False  # others serve already: listen only when ready
 
+    def to_json(self) -> bytes:
+        """Return what `from_json` reads, secrets included."""
+        settings = self.settings.model_dump(exclude={"hf_api_token"}, exclude_defaults=True)
+        return json.dumps([settings, *self[1:]], default=_to_text).encode()
+
+    @staticmethod
+    def from_json(text: bytes) -> "Job":
+        """Read it."""
+        settings, number, files, *rest = json.loads(text)
+        return Job(Settings.model_validate(settings), number, SharedFiles(*files), *rest)
+
+
+def _to_text(value: object) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
 
 def main() -> int:
     """Read the job from stdin, do it, and return the exit code."""
     text = sys.stdin.buffer.read()
     if not text:
         return 1  # the parent has ended meanwhile
-    job: Job = pickle.loads(text)  # noqa: S301 - from the parent, through a pipe that only it has
+    job = Job.from_json(text)
     settings = job.settings
     logs.configure(settings.log_level, json_output=settings.json_output, disable_spans=settings.disable_spans)
     try:

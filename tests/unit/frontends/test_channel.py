@@ -58,7 +58,7 @@ async def test_messages_arrive_in_order_both_ways(ends):
 async def test_files_go_with_their_messages_and_are_closed(ends):
     left, right = ends
     before = open_files()
-    arrays = [np.full(size, size, np.int32) for size in (1, 3_000_000, 2, 500_000)] * 20
+    arrays = [np.full(size, size, np.int32) for size in (1, 1_000_000, 2, 100_000)] * 5
     for id, words in enumerate(arrays):
         left.channel.send(Release(id))
         left.channel.send(answer(id, words), words.data)
