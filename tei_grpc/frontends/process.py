@@ -16,6 +16,7 @@ from tei_grpc.frontends.files import SharedFiles, map_metrics
 from tei_grpc.frontends.messages import Broken, Listening, Ready
 from tei_grpc.frontends.remote_device import RemoteDevice
 from tei_grpc.metrics import Metrics
+from tei_grpc.runtime import life
 from tei_grpc.runtime.signals import end_process
 from tei_grpc.serve.grpc_server import GrpcServer
 from tei_grpc.traces import open_traces
@@ -94,6 +95,7 @@ async def _begin(job: Job, engine: Engine, device: RemoteDevice) -> GrpcServer:
         await server.start()
         device.tell(Listening())
         await engine.start()
+    life.settle()
     device.tell(Ready())
     return server
 
