@@ -13,13 +13,13 @@ from tei_grpc.loading.architecture import infer_architectures
 from tei_grpc.loading.chat_template import PairTemplate
 from tei_grpc.loading.files import read_object, read_value
 from tei_grpc.loading.sentence_transformers import Module, ScoreTokens
+from tei_grpc.loading.sizes import check_sizes
 from tei_grpc.loading.token_heads import TokenHeads, read_token_heads
 from tei_grpc.types import ModelType, Pooling
 
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
-MAX_LAYERS = 1000
 UNLIMITED = 10**9  # tokenizers without a limit say 1e30
 AFTER_PADDING = (  # model types that count positions as RoBERTa does
     *("roberta", "xlm-roberta", "camembert", "longformer", "data2vec-text"),
@@ -55,7 +55,7 @@ class ModelConfig:
 def read_model_config(folder: Path, config: EngineConfig) -> ModelConfig:
     """Everything `folder` says about its model, with the options of `config` applied. Raises StartupError."""
     hf_config = _with_model_type(read_object(folder / CONFIG))
-    _check_layers(hf_config)
+    check_sizes(hf_config)
     model_type = read_value(hf_config, "model_type", str, CONFIG) or ""
     described = sentence_transformers.read(folder)
     architectures = read_architectures(hf_config) or infer_architectures(
@@ -146,14 +146,6 @@ def read_architectures(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise StartupError(f"`{CONFIG}`: `architectures` must be a list of strings, not {names!r:.100}")
     return tuple(names)
-
-
-def _check_layers(hf_config: Mapping[str, Any]) -> None:
-    """No model has more; to build them first would take all memory before a tensor is found missing."""
-    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
-        layers = hf_config.get(key)
-        if isinstance(layers, int) and not 0 < layers <= MAX_LAYERS:
-            raise StartupError(f"`{key}` in `{CONFIG}` must be 1 to {MAX_LAYERS}. Given: {layers}")
 
 
 def is_classifier(architectures: tuple[str, ...], pooling: str | None) -> bool:

@@ -38,17 +38,16 @@ def damage(raw: bytes, edits: list[Edit]) -> bytes:
 def vary(raw: bytes, rng: random.Random) -> bytes:
     """`raw` with one to three places damaged, mostly so that its length, and so its structure, stays."""
     varied = bytearray(raw)
-    for _ in range(rng.randint(1, 3)):
-        at, size = rng.randrange(len(varied) + 1), rng.randint(1, 8)
-        match rng.randrange(10):
-            case 0:
-                varied[at:at] = rng.choice(EDGES)
-            case 1:
-                del varied[at : at + size]
-            case 2:
-                varied[at : at + size] = rng.randbytes(size)
-            case 3:
-                varied += raw  # to protobuf one message, of which the later fields count
-            case _ if at < len(varied):
-                varied[at] ^= 1 << rng.randrange(5)  # letters stay ASCII
+    for _ in range(1 + int(3 * rng.random())):
+        at, size, way = int((len(varied) + 1) * rng.random()), 1 + int(8 * rng.random()), int(10 * rng.random())
+        if way == 0:
+            varied[at:at] = rng.choice(EDGES)
+        elif way == 1:
+            del varied[at : at + size]
+        elif way == 2:
+            varied[at : at + size] = rng.randbytes(size)
+        elif way == 3:
+            varied += raw  # to protobuf one message, of which the later fields count
+        elif at < len(varied):
+            varied[at] ^= 1 << int(5 * rng.random())  # letters stay ASCII
     return bytes(varied)

@@ -21,7 +21,7 @@ from tei_grpc.types import Input
 from tests.fuzz.bases import BASES, OPTIONS
 from tests.fuzz.tampering import TAMPERINGS, Tampering, tamper
 
-SECONDS = 20.0  # that one checkpoint may take to load, when others want the processor, too; it takes some milliseconds
+SECONDS = 60.0  # that one checkpoint may take to load, when others want the processor, too; it takes some milliseconds
 
 SETTINGS = settings(derandomize=True, deadline=SECONDS * 1000, database=None, suppress_health_check=list(HealthCheck))
 

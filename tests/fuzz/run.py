@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 MEMORY = 4 << 30  # bytes of address space that inputs may take beyond what the process has at the beginning
 LONGEST = 2048  # bytes that an input is drawn from
 VARIANTS = 100  # of each call
-SECONDS = 60  # after which an input counts as hung, whatever holds it up
+SECONDS = 300  # after which an input counts as hung, whatever holds it up
 LINES_EVERY = 10_000
 
 

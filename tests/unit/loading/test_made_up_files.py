@@ -115,6 +115,11 @@ def test_weights_outside_of_the_directory_are_not_read(tmp_path):
     [
         ({"layer_norm_eps": "small"}, "the model that `config.json` describes does not run: "),
         ({"vocab_size": 2**45}, f"no memory for a tensor of shape [{2**45}, 32], which the config describes"),
+        ({"hidden_size": 2**31}, f"`hidden_size` in `config.json` must be at most {2**20}. Given: {2**31}"),
+        (
+            {"num_attention_heads": 1e30},
+            f"`num_attention_heads` in `config.json` must be at most {2**20}. Given: 1e+30",
+        ),
         ({"vocab_size": 2**70}, "config.json does not describe a model of type bert: "),
     ],
 )
