@@ -53,12 +53,11 @@ def test_later_commit_downloads_only_what_has_changed(serve_hub, tmp_path):
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
-def test_pinned_commit_is_served_though_the_branch_has_moved(serve_hub, tmp_path):
+def test_pinned_commit_in_the_cache_asks_nobody(serve_hub, tmp_path, no_network_later):
     serve_hub()
-    hub.fetch(config(tmp_path))
-    later = serve_hub(commit=LATER)
-    assert hub.fetch(config(tmp_path, revision=COMMIT)).sha == COMMIT
-    assert later.fetched() == set()
+    online = hub.fetch(config(tmp_path, revision=COMMIT))
+    no_network_later()
+    assert hub.fetch(config(tmp_path, revision=COMMIT)) == online
 
 
 class FullDisk:
