@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import cycle, islice
 
 import grpc
 import numpy as np
@@ -18,27 +19,29 @@ def requests_of(texts: Sequence[str]) -> Requests:
 
 
 class Client:
-    """One channel to one server."""
+    """One server's caller, over one channel or several, each with a connection of its own."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
-        self._stub = tei_pb2_grpc.EmbedStub(self._channel)
+    def __init__(self, address: str, channels: int = 1) -> None:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        self._channels = [grpc.aio.insecure_channel(address, options=own) for _ in range(channels)]
+        self._stubs = [tei_pb2_grpc.EmbedStub(channel) for channel in self._channels]
 
     async def close(self) -> None:
         """Hang up."""
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def closed_loop(self, requests: Requests, callers: int) -> list[float]:
         """Every caller sends its next request when it has its answer. Returns seconds of each call."""
         left, latencies = iter(requests), []
 
-        async def call() -> None:
+        async def call(stub: tei_pb2_grpc.EmbedStub) -> None:
             for request in left:
                 start = time.perf_counter()
-                await self._stub.Embed(request)
+                await stub.Embed(request)
                 latencies.append(time.perf_counter() - start)
 
-        await asyncio.gather(*(call() for _ in range(callers)))
+        await asyncio.gather(*(call(stub) for stub in islice(cycle(self._stubs), callers)))
         return latencies
 
     async def open_loop(self, requests: Requests, rate: float) -> list[float]:
@@ -51,15 +54,19 @@ class Client:
 
         async def call(request: tei_pb2.EmbedRequest, at: float) -> float:
             await asyncio.sleep(max(0.0, at - time.perf_counter()))
-            await self._stub.Embed(request)
+            await self._stubs[0].Embed(request)
             return time.perf_counter() - at
 
         return await asyncio.gather(*map(call, requests, due.tolist()))
 
     async def stream(self, requests: Requests) -> int:
-        """All requests in one EmbedStream. Returns the number of answers."""
-        answers = self._stub.EmbedStream(_sent(requests))
-        return len([answer async for answer in answers])
+        """All requests in one EmbedStream for each channel. Returns the number of answers."""
+        parts = [requests[start :: len(self._stubs)] for start in range(len(self._stubs))]
+        return sum(await asyncio.gather(*map(_stream, self._stubs, parts)))
+
+
+async def _stream(stub: tei_pb2_grpc.EmbedStub, requests: Requests) -> int:
+    return len([answer async for answer in stub.EmbedStream(_sent(requests))])
 
 
 async def _sent(requests: Requests) -> AsyncIterator[tei_pb2.EmbedRequest]:

@@ -14,13 +14,17 @@ from typing import NamedTuple
 
 import grpc
 import numpy as np
+import psutil
 
 from tei_grpc.config import Settings
 from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.worker import Worker
+from tei_grpc.frontends.files import make_files, map_metrics
+from tei_grpc.frontends.server import FrontendsServer
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tei_grpc.runtime import life
 from tei_grpc.serve.grpc_server import GrpcServer
 from tei_grpc.types import Batch, ModelFacts
 from tests.fakes import FakeDevice, FakeRunner
@@ -36,6 +40,11 @@ class Server(NamedTuple):
 
     address: str
     pid: int
+
+    @property
+    def pids(self) -> list[int]:
+        """The process, and its front-ends."""
+        return [self.pid, *(child.pid for child in psutil.Process(self.pid).children())]
 
 
 @contextmanager
@@ -100,16 +109,22 @@ async def serve(kind: str, folder: str, options: Sequence[str]) -> None:
     settings = Settings.model_validate(
         {"model_id": folder, "hostname": "127.0.0.1", "port": 0, "shutdown_grace": 0.1, **_read_flags(options)}
     )
-    metrics = Metrics()
-    model = read_model_config(Path(folder), settings)
-    runner = WeightlessRunner() if kind == "weightless" else None
-    device = Worker(model, settings, metrics) if runner is None else FakeDevice(model, settings, metrics, runner)
-    engine = Engine(settings, device, metrics)
-    server = GrpcServer(settings, engine)
+    server = _compose(kind, settings)
     addresses = await server.start()
-    await engine.start()
+    await server.load(addresses)
     await _wait(addresses.serving[0].local)
     await server.stop()
+
+
+def _compose(kind: str, settings: Settings) -> life.Server:
+    files = make_files()
+    metrics = Metrics(others=map_metrics(files.metrics, settings.frontends)) if settings.frontends else Metrics()
+    model = read_model_config(Path(settings.model_id), settings)
+    runner = WeightlessRunner() if kind == "weightless" else None
+    device = Worker(model, settings, metrics) if runner is None else FakeDevice(model, settings, metrics, runner)
+    if settings.frontends:
+        return FrontendsServer(settings, files, metrics, device)
+    return GrpcServer(settings, Engine(settings, device, metrics))
 
 
 async def _wait(address: str) -> None:

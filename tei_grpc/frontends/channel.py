@@ -1,6 +1,7 @@
 """One end of the socket pair between a front-end and the process with the model."""
 
 import asyncio
+import logging
 import os
 import socket
 from collections import deque
@@ -8,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tei_grpc.frontends.messages import Message, decode, encode
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 18
 
@@ -32,6 +35,7 @@ class Channel:
         self._receive = receive
         self._on_end = on_end
         self._is_open = True
+        self._is_full = False  # the other side has to read before more can be sent
         self._incoming = bytearray()
         self._files: deque[int] = deque()
         self._chunks: deque[_Chunk] = deque()
@@ -71,16 +75,21 @@ class Channel:
             try:
                 sent = self._send(chunk)
             except BlockingIOError:
+                self._is_full = True
                 self._loop.add_writer(self._socket, self._write)
                 return
-            except OSError:  # `_read` will see the end, too, after what is still to be read
+            except ConnectionError:  # `_read` will see the end, too, after what is still to be read
                 self._chunks.clear()
                 break
+            except OSError as error:  # no memory, or no file descriptor, for a file
+                self._give_up(error)
+                return
             chunk.file = None
             del chunk.data[:sent]
             if not chunk.data:
                 self._chunks.popleft()
-        if self._is_open:
+        if self._is_open and self._is_full:
+            self._is_full = False
             self._loop.remove_writer(self._socket)
 
     def _send(self, chunk: _Chunk) -> int:
@@ -98,12 +107,15 @@ class Channel:
 
     def _read(self) -> None:
         try:
-            data, files, _, _ = socket.recv_fds(self._socket, READ_BYTES, 1)
+            data, files, flags, _ = socket.recv_fds(self._socket, READ_BYTES, 1)
         except BlockingIOError:
             return
-        except OSError:
-            data, files = b"", []
+        except ConnectionError:
+            data, files, flags = b"", [], 0
         self._files.extend(files)
+        if flags & socket.MSG_CTRUNC:
+            self._give_up(OSError("no file descriptor is left"))
+            return
         if not data:
             self._close()
             self._on_end()
@@ -111,6 +123,12 @@ class Channel:
         self._incoming += data
         for message in decode(self._incoming):
             self._receive(message)
+
+    def _give_up(self, error: OSError) -> None:
+        """End it: what would be missing is an answer, for which a call would wait for ever."""
+        logger.error("Front-end and model lose each other: %s", error)
+        self._close()
+        self._on_end()
 
     def _close(self) -> None:
         self._is_open = False

@@ -15,6 +15,7 @@ from tei_grpc.frontends.files import make_files, map_metrics
 from tei_grpc.frontends.server import FrontendsServer
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
+from tei_grpc.runtime.listeners import Addresses
 from tests.fakes import FakeDevice, FakeRunner
 
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
@@ -28,7 +29,17 @@ class Fronted:
     runner: FakeRunner
     device: FakeDevice
     metrics: Metrics
-    address: str
+    addresses: Addresses
+
+    @property
+    def address(self) -> str:
+        """Where all services are."""
+        return self.addresses.serving[0].local
+
+    @property
+    def health_address(self) -> str:
+        """Where health checks are, and nothing else."""
+        return self.addresses.health[0].local
 
     @property
     def pids(self) -> list[int]:
@@ -79,7 +90,7 @@ async def serve_by_frontends(model: Path, **options: object) -> AsyncIterator[Fr
     try:
         addresses = await server.start()
         await server.load(addresses)
-        yield Fronted(server, device.runner, device, metrics, addresses.serving[0].local)
+        yield Fronted(server, device.runner, device, metrics, addresses)
     finally:
         device.runner.gate.set()
         await server.stop()

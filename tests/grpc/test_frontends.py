@@ -267,3 +267,28 @@ async def test_drain_answers_what_is_under_way_and_loses_nothing(tmp_path):
         assert {await call.code() for call in calls} == {Code.OK}
         assert await asyncio.wait_for(stopping, 20)
         assert [frontend.ended.result() for frontend in fronted.server.frontends] == [0, 0]
+
+
+async def test_keys_are_read_anew_in_all_and_health_has_its_port(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    options = {"api_key_file": str(keys), "health_port": 0}
+    async with serve_by_frontends(write_checkpoint(tmp_path, "BertModel"), **options) as fronted:
+        async with fronted.channels() as channels:
+            stubs = [tei_pb2_grpc.InfoStub(channel) for channel in channels.values()]
+            assert await codes_of(stubs, "old") == {Code.OK}
+            keys.write_text("new\n")
+            fronted.server.reload()
+            async with asyncio.timeout(10):
+                while await codes_of(stubs, "new") != {Code.OK}:
+                    await asyncio.sleep(0.01)
+            assert await codes_of(stubs, "old") == {Code.UNAUTHENTICATED}
+        async with grpc.aio.insecure_channel(fronted.health_address) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert answer.status == Status.SERVING
+            assert await tei_pb2_grpc.InfoStub(channel).Info(tei_pb2.InfoRequest()).code() is Code.UNIMPLEMENTED
+
+
+async def codes_of(stubs, key):
+    metadata = [("authorization", f"Bearer {key}")]
+    return {await stub.Info(tei_pb2.InfoRequest(), metadata=metadata).code() for stub in stubs}

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import resource
 import socket
 
 import numpy as np
@@ -93,3 +94,32 @@ async def test_files_that_nobody_has_read_are_closed_with_the_channel():
     left.channel.close()
     theirs.close()
     assert open_files() == before - 2
+
+
+async def test_channel_without_file_descriptors_ends_instead_of_losing_an_answer(ends):
+    left, right = ends
+    words = np.ones(10, np.int32)
+    left.channel.send(answer(0, words), words.data)
+    left.channel._write()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        right.channel._read()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert right.is_ended
+    assert right.messages == []
+
+
+async def test_file_that_cannot_be_made_ends_the_channel(ends):
+    left, right = ends
+    words = np.ones(10, np.int32)
+    left.channel.send(answer(0, words), words.data)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        left.channel._write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert left.is_ended
+    await until(lambda: right.is_ended)
