@@ -172,7 +172,7 @@ async def test_only_calls_on_a_killed_server_fail_and_retries_hide_them(replicas
         await until_called(outcomes)
     for name, counted in outcomes.items():
         failed = failures(counted)
-        # Envoy resets a stream that has had answers: no status can follow them
+        # Envoy resets a call whose answer has begun: no status of its own can follow
         assert all(outcome.startswith("UNAVAILABLE") or "RST_STREAM" in outcome for outcome in failed), failed
         # each caller has one call under way
         assert sum(failed.values()) <= (0 if "retrying" in name else CALLERS), {name: failed}
