@@ -45,10 +45,19 @@ class ModelOptions(OptionGroup):
     revision: str | None = Field(None, description="branch, tag or commit on the Hub")
     dtype: Literal["float32", "float16", "bfloat16", "int8"] | None = Field(
         None,
-        description="float32, float16, bfloat16 or int8: type of weights and activations; float32 when left out. int8 "
-        "is for linear layers on a CPU with fast int8 products, the rest is bfloat16",
+        description="float32, float16, bfloat16 or int8: type of weights and activations; when left out float32, on "
+        "CUDA the checkpoint's own 16-bit type or float16. int8 is for linear layers on a CPU with fast int8 products, "
+        "the rest is bfloat16",
     )
-    device: Device = Field("auto", description="auto, cpu, cuda, cuda:N or mps; this version has the CPU only")
+    device: Device = Field(
+        "auto", description="auto, cpu, cuda, cuda:N or mps; auto is the first of cuda, mps, cpu that is there"
+    )
+    use_flash_attention: bool = Field(
+        True, description="run attention on flash-attention kernels, torch's or flash-attn's, where the device has them"
+    )
+    torch_compile: bool = Field(
+        False, description="compile the model for the CUDA device, for large batches; takes a minute or more at start"
+    )
     pooling: Literal["cls", "mean", "splade", "last-token"] | None = Field(
         None, description="cls, mean, splade or last-token: how token vectors become one; the model's own when left out"
     )

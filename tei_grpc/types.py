@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+Arrays = tuple[NDArray[Any], ...]
 
 
 class ModelType(StrEnum):
@@ -142,7 +143,7 @@ class Output(NamedTuple):
     """
 
     id: int
-    arrays: tuple[NDArray[Any], ...]
+    arrays: Arrays
     queue_ns: int
     inference_ns: int
     batch_size: int = 1  # entries that ran together
@@ -254,6 +255,7 @@ class Info:
     embeds_sparse: bool
     embeds_all: bool
     hidden_size: int  # values of a token vector
+    kernels: str = ""  # what attention runs on
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: Sequence[Pooling] = ()  # concatenated
     modules: Sequence[str] = ()  # after pooling
@@ -268,3 +270,4 @@ class ModelFacts:
     optimized: bool  # our packed implementation, not the generic one
     embedding_size: int  # values of a pooled vector, after Dense modules
     hidden_size: int  # values of a token vector
+    kernels: str = ""  # what attention runs on

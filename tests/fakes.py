@@ -49,6 +49,7 @@ class FakeRunner:
         self.answer: Callable[[Entry], Arrays | TeiError] = answer
         self.batches: list[list[Entry]] = []
         self.recoveries = 0
+        self.ahead = 0
         self.seconds_per_token = 0.0
 
     def warm_up(self) -> None:
@@ -60,6 +61,10 @@ class FakeRunner:
 
     def check(self) -> None:
         """Always fit."""
+
+    def launch(self, batch: Batch) -> Callable[[], Sequence[Arrays | TeiError]]:
+        """Like a CPU: the work is done where the answers are asked for."""
+        return lambda: self.run(batch)
 
     def run(self, batch: Batch) -> Sequence[Arrays | TeiError]:
         """One answer for each entry."""

@@ -28,6 +28,7 @@ def describe(
         embeds_sparse=splade or model.token_heads.lexical is not None,
         embeds_all=embedding and not splade,
         hidden_size=facts.hidden_size,
+        kernels=facts.kernels,
         prompts=model.prompts,
         pooling=model.pooling,
         modules=tuple(module.type for module in model.modules),

@@ -42,15 +42,15 @@ class LexicalHead(nn.Module):
 
 
 class ColbertHead(nn.Module):
-    """W h + b of every token but the first, each vector of unit length."""
+    """W h + b of every token, each vector of unit length. That of a text's first token is no part of the answer."""
 
     def __init__(self, file: Path, hidden: int) -> None:
         super().__init__()
         self.linear = load_linear(file, hidden)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """One text, [tokens, hidden] -> [tokens - 1, dimension], float32."""
-        return functional.normalize(self.linear(hidden[1:].float()), dim=-1)
+        """[tokens, hidden] -> [tokens, dimension], float32."""
+        return functional.normalize(self.linear(hidden.float()), dim=-1)
 
 
 def strongest(input_ids: Ints, weights: Floats, dropped: Set[int]) -> tuple[NDArray[np.uint32], Floats]:

@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
@@ -18,7 +18,7 @@ from tei_grpc.engine.watchdog import TICK_SECONDS, Watchdog
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError, reason_of
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
-from tei_grpc.types import Entry, Failure, ModelFacts, Output
+from tei_grpc.types import Arrays, Entry, Failure, ModelFacts, Output
 
 if TYPE_CHECKING:
     from tei_grpc.engine.runner import Runner
@@ -29,6 +29,14 @@ NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
 HUNG = "The model runner does not answer"
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
+
+
+class Flight(NamedTuple):
+    """A batch on the device."""
+
+    entries: Sequence[Entry]
+    started_ns: int
+    collect: Callable[[], Sequence[Arrays | TeiError]] | None  # waits for it; None when it could not be started
 
 
 class Worker:
@@ -42,7 +50,8 @@ class Worker:
         self._queue = Queue(config.max_batch_tokens, config.max_batch_requests)
         self._watching: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._main, name="device", daemon=True)
-        self._running: Sequence[Entry] = ()
+        self._flights: tuple[Flight, ...] = ()
+        self._landed_ns = 0
         self._given_up: set[int] = set()  # entries that have failed while their batch still runs
         self._healthy = True
         self._seconds_per_token = 0.0
@@ -100,7 +109,7 @@ class Worker:
             if not self._queue.closed:
                 self._set_healthy(False)
             self._call(self._settle, StartupError("The model could not be loaded: its thread ended"))
-            self._fail([*self._running, *self._queue.close()], lambda: UnavailableError(GONE))
+            self._fail([*self._running(), *self._queue.close()], lambda: UnavailableError(GONE))
 
     def _load(self) -> "Runner | None":
         try:
@@ -131,55 +140,89 @@ class Worker:
             self._ready.set_result(result)
 
     def _serve(self, runner: "Runner") -> None:
+        """Form batches as the device can take them: where it works by itself, one more than it runs."""
         while not self._queue.closed:
-            taken = self._queue.take(None if self._healthy else RETRY_SECONDS)
+            taken = self._queue.take(self._patience())
             if taken is None:
-                if not self._queue.closed:  # nothing has come since the device failed
-                    self._check(runner)
+                self._idle(runner)
                 continue
             self._fail(taken.expired, DeadlineError)
             if taken.batch:
-                self._running = taken.batch
-                self._run(runner, taken.batch)
-                self._running = ()
+                self._flights += (self._launch(runner, taken.batch),)
+            self._land_all(runner, but=runner.ahead)
+        self._land_all(runner, but=0)
 
-    def _run(self, runner: "Runner", entries: Sequence[Entry]) -> None:
-        """Run and deliver a batch; one that raises is split in halves, so that only the entries at fault fail.
+    def _patience(self) -> float | None:
+        """Seconds to wait for entries."""
+        if self._flights:
+            return 0.0
+        return None if self._healthy else RETRY_SECONDS
 
-        When the model runs nothing at all any more, all of them fail at once.
-        """
+    def _idle(self, runner: "Runner") -> None:
+        if self._flights:
+            self._land_all(runner, but=len(self._flights) - 1)
+        elif not self._queue.closed:  # nothing has come since the device failed
+            self._check(runner)
+
+    def _land_all(self, runner: "Runner", *, but: int) -> None:
+        while len(self._flights) > but:
+            self._land(runner, self._flights[0])
+            self._flights = self._flights[1:]
+
+    def _launch(self, runner: "Runner", entries: Sequence[Entry]) -> Flight:
+        entries = sorted(entries, key=len)  # texts of equal length run together
+        started, collect = time.monotonic_ns(), None
         try:
-            outputs = self._infer(runner, entries)
+            with self._watchdog.running(0):
+                collect = runner.launch(pack(entries))
+        except Exception:
+            logger.exception("a batch of %d could not be started", len(entries))
+        return Flight(entries, started, collect)
+
+    def _land(self, runner: "Runner", flight: Flight) -> None:
+        """Wait for a batch and deliver it; one that failed is split in halves, so that only the entries at fault fail.
+
+        When the model runs nothing at all any more, all of them fail at once. By then the error is forgotten: it would
+        keep what the batch has left in the device's memory, of which there may be too little.
+        """
+        outputs, entries = self._collect(runner, flight), flight.entries
+        if outputs is not None:
+            self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=self._queue.max_tokens)
+            self._call(self._hand_out, outputs)
+            self._set_healthy(True)
+        elif not self._check(runner) or len(entries) == 1:
+            self._fail(entries, lambda: InferenceError("Inference failed"))
+        else:
+            middle = len(entries) // 2
+            self._land(runner, self._launch(runner, entries[:middle]))
+            self._land(runner, self._launch(runner, entries[middle:]))
+
+    def _collect(self, runner: "Runner", flight: Flight) -> list[Output | Failure] | None:
+        """None when the batch failed."""
+        if flight.collect is None:
+            return None
+        entries, recoveries = flight.entries, runner.recoveries
+        started = max(flight.started_ns, self._landed_ns)  # until then the batch before it ran
+        try:
+            with self._watchdog.running(self._seconds_per_token * sum(map(len, entries))):
+                results = flight.collect()
+            inference_ns, size = time.monotonic_ns() - started, len(entries)
+            return [
+                Failure(entry.id, result)
+                if isinstance(result, TeiError)
+                else Output(entry.id, result, started - entry.queued_ns, inference_ns, size)
+                for entry, result in zip(entries, results, strict=True)
+            ]
         except Exception:
             logger.exception("a batch of %d failed", len(entries))
-            if not self._check(runner) or len(entries) == 1:
-                self._fail(entries, lambda: InferenceError("Inference failed"))
-                return
-            middle = len(entries) // 2
-            self._run(runner, entries[:middle])
-            self._run(runner, entries[middle:])
-            return
-        self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=self._queue.max_tokens)
-        self._call(self._hand_out, outputs)
-        self._set_healthy(True)
-
-    def _infer(self, runner: "Runner", entries: Sequence[Entry]) -> list[Output | Failure]:
-        """Raises whatever the runner raises."""
-        started, recoveries = time.monotonic_ns(), runner.recoveries
-        try:
-            entries = sorted(entries, key=len)  # texts of equal length run together
-            with self._watchdog.running(self._seconds_per_token * sum(map(len, entries))):
-                results = runner.run(pack(entries))
+            return None
         finally:
-            inference_ns = time.monotonic_ns() - started
-            self._metrics.batch_ended(inference_ns / NS_PER_S, recoveries=runner.recoveries - recoveries)
-        size = len(entries)
-        return [
-            Failure(entry.id, result)
-            if isinstance(result, TeiError)
-            else Output(entry.id, result, started - entry.queued_ns, inference_ns, size)
-            for entry, result in zip(entries, results, strict=True)
-        ]
+            self._landed_ns = time.monotonic_ns()
+            busy = (self._landed_ns - started) / NS_PER_S
+            self._metrics.batch_ended(busy, recoveries=runner.recoveries - recoveries)
+
+    def _running(self) -> list[Entry]:
+        return [entry for flight in self._flights for entry in flight.entries]
 
     def _check(self, runner: "Runner") -> bool:
         """After a failure: does the model still run at all? Health follows the answer."""
@@ -204,7 +247,7 @@ class Worker:
     def _follow_watchdog(self, is_hung: bool) -> None:
         """Answer all who wait once the batch hangs; when it ends after all, everything goes on."""
         if is_hung:
-            running = list(self._running)
+            running = self._running()
             logger.error("a batch of %d hangs, at\n%s", len(running), _stack(self._thread))
             self._fail([*running, *self._queue.clear()], lambda: UnavailableError(HUNG))
             self._call(self._given_up.update, [entry.id for entry in running])

@@ -141,5 +141,8 @@ class RobertaHeads(nn.Module):
 
 def text_means(x: Tensor, inputs: PackedInputs) -> Tensor:
     """The mean over each text's tokens, summed in float32: [tokens, size] -> [texts, size], in the dtype of `x`."""
+    if x.is_cuda:
+        lengths = inputs.cu_seqlens.diff().long()
+        return torch.segment_reduce(x.float(), "mean", lengths=lengths, unsafe=True).to(x.dtype)
     means = [x[start:stop].mean(0, dtype=torch.float32) for start, stop in pairwise(inputs.offsets)]
     return torch.stack(means).to(x.dtype)

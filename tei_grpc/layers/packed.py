@@ -62,25 +62,41 @@ class PackedInputs:
         return self.cu_seqlens[:-1]
 
 
-def place(batch: Batch, device: torch.device, *, rounded: bool = False) -> PackedInputs:
+def place(
+    batch: Batch, device: torch.device, *, blank: Sequence[int] = (), attend: Attend | None = None
+) -> PackedInputs:
     """Put a batch on the device and add the indices that its layers share.
 
-    `rounded` adds texts of one token each, behind all others, until there are `rounded_rows` tokens.
+    `blank` are the lengths of texts of zeros to put behind all others; `attend` are the device's own kernels.
     """
-    offsets = np.asarray(batch.cu_seqlens, dtype=np.int64)
-    added = rounded_rows(int(offsets[-1])) - int(offsets[-1]) if rounded else 0
-    offsets = np.concatenate([offsets, offsets[-1] + np.arange(1, added + 1)])
-    lengths = np.diff(offsets)
+    lengths = np.concatenate([np.diff(batch.cu_seqlens), np.asarray(blank, np.int64)]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens, texts = int(offsets[-1]), len(lengths)
+    host = torch.zeros(4 * tokens + texts + 1, dtype=torch.int64, pin_memory=device.type == "cuda")
+    rows, bounds = host[: 4 * tokens].view(4, tokens).numpy(), host[4 * tokens :].numpy()
+    for row, ids in zip(rows, (batch.input_ids, batch.position_ids, batch.token_type_ids), strict=False):
+        row[: len(ids)] = ids
+    rows[3] = np.repeat(np.arange(texts), lengths)
+    bounds[:] = offsets
+    placed = host.to(device, non_blocking=True)
+    input_ids, position_ids, token_type_ids, text_ids = placed[: 4 * tokens].view(4, tokens)
     return PackedInputs(
-        input_ids=_tensor(batch.input_ids, device, added),
-        position_ids=_tensor(batch.position_ids, device, added),
-        token_type_ids=_tensor(batch.token_type_ids, device, added),
-        cu_seqlens=_tensor(offsets, device).int(),
-        max_seqlen=batch.max_seqlen,
+        input_ids=input_ids,
+        position_ids=position_ids,
+        token_type_ids=token_type_ids,
+        cu_seqlens=placed[4 * tokens :].int(),
+        max_seqlen=max(batch.max_seqlen, *blank, 0),
         offsets=tuple(offsets.tolist()),
-        text_ids=_tensor(np.repeat(np.arange(len(lengths)), lengths), device),
+        text_ids=text_ids,
         groups=tuple(_groups(offsets, lengths)),
+        attend=attend,
     )
+
+
+def upload(values: Sequence[int], device: torch.device) -> Tensor:
+    """The values as a tensor, int64; on the way to a CUDA device nothing waits for what the device is doing."""
+    host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
 
 
 def rounded_rows(tokens: int) -> int:
@@ -93,13 +109,8 @@ def rounded_rows(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def _tensor(values: Sequence[int] | NDArray[np.integer], device: torch.device, zeros: int = 0) -> Tensor:
-    padded = np.zeros(len(values) + zeros, np.int64)
-    padded[: len(values)] = values
-    return torch.from_numpy(padded).to(device)
-
-
 def _groups(offsets: Indices, lengths: Indices) -> Iterator[Group]:
     firsts = np.flatnonzero(np.diff(lengths, prepend=0)).tolist()
     for first, stop in pairwise([*firsts, len(lengths)]):
-        yield Group(int(offsets[first]), stop - first, int(lengths[first]))
+        if lengths[first]:
+            yield Group(int(offsets[first]), stop - first, int(lengths[first]))

@@ -11,7 +11,7 @@ A family reads its `Rope` once, asks it for a batch's `Rotation` once per batch,
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class DynamicScaling:
         lengths = inputs.cu_seqlens.diff().float().clamp(min=self.trained_length)
         growth = self.factor * lengths / self.trained_length - (self.factor - 1)
         thetas = self.theta * growth ** (self.head_dim / (self.head_dim - 2))
-        exponents = _exponents(self.head_dim).to(lengths.device)
+        exponents = _exponents(self.head_dim, lengths.device)
         return (1.0 / thetas[:, None] ** exponents)[inputs.text_ids]
 
 
@@ -81,11 +81,18 @@ class Rope:
     inv_freq: Tensor  # [head_dim / 2] float32, on the CPU
     magnitude: float = 1.0  # factor on cos and sin
     dynamic: DynamicScaling | None = None  # takes the place of `inv_freq`
+    _placed: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, device: torch.device) -> Tensor:
+        """`inv_freq` on a device, where it stays."""
+        if device not in self._placed:
+            self._placed[device] = self.inv_freq.to(device)
+        return self._placed[device]
 
     def rotation(self, inputs: PackedInputs, dtype: torch.dtype) -> Rotation:
         """Of a batch. Angles are float32; cos and sin are cast to `dtype`."""
         positions = inputs.position_ids
-        inv_freq = self.inv_freq.to(positions.device) if self.dynamic is None else self.dynamic.inv_freq(inputs)
+        inv_freq = self.on(positions.device) if self.dynamic is None else self.dynamic.inv_freq(inputs)
         angles = (positions[:, None].float() * inv_freq)[:, None]
         return Rotation((angles.cos() * self.magnitude).to(dtype), (angles.sin() * self.magnitude).to(dtype))
 
@@ -136,8 +143,8 @@ def read_rope(
     return _READERS[kind](_Parameters(values, config, head_dim, base, kind))
 
 
-def _exponents(head_dim: int) -> Tensor:
-    return torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+def _exponents(head_dim: int, device: torch.device | str = "cpu") -> Tensor:
+    return torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
 
 
 def _inv_freq(theta: float, head_dim: int) -> Tensor:

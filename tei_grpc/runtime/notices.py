@@ -50,6 +50,7 @@ def describe(info: Info) -> dict[str, object]:
         "dtype": info.model_dtype,
         "device": info.device,
         "path": "packed" if info.optimized else "generic",
+        "kernels": info.kernels,
     }
     limits = ("concurrent_requests", "input_length", "batch_tokens", "batch_requests", "client_batch_size")
     return fields | {f"max_{limit}": getattr(info, f"max_{limit}") for limit in limits}

@@ -8,16 +8,17 @@ import torch
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
-from tei_grpc.engine.runner import Arrays, Runner
+from tei_grpc.engine.pipeline import BuildPipeline, build_pipeline
+from tei_grpc.engine.runner import Runner
 from tei_grpc.loading.model_config import read_model_config
-from tei_grpc.types import Entry, Kind
+from tei_grpc.types import Arrays, Entry, Kind
 from tests.checkpoints import SIZES
 
 
-def load_runner(folder: Path, **options: object) -> Runner:
+def load_runner(folder: Path, pipeline: BuildPipeline = build_pipeline, **options: object) -> Runner:
     """A runner for a checkpoint, as the engine would build it."""
     config = EngineConfig(model_id=str(folder), **options)
-    return Runner(read_model_config(folder, config), config)
+    return Runner(read_model_config(folder, config), config, pipeline)
 
 
 def random_ids(*lengths: int, seed: int = 0) -> list[np.ndarray]:

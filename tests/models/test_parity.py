@@ -7,7 +7,7 @@ import transformers
 
 from tei_grpc.types import Kind
 from tests.checkpoints import ROWS
-from tests.models.conftest import MakeCheckpoint
+from tests.models.conftest import Load, MakeCheckpoint
 from tests.models.runners import load_runner, normalized, random_ids, reference, run
 
 TEXTS = random_ids(1, 2, 7, 8, 9, 25, 33, 38)
@@ -21,9 +21,9 @@ def transformers_model(folder, auto=transformers.AutoModel):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_token_vectors_equal_transformers(checkpoint: MakeCheckpoint, name: str) -> None:
+def test_token_vectors_equal_transformers(checkpoint: MakeCheckpoint, load: Load, name: str) -> None:
     expected = reference(transformers_model(checkpoint(name)), TEXTS)
-    for (found,), hidden in zip(run(load_runner(checkpoint(name)), Kind.EMBED_ALL, TEXTS), expected, strict=True):
+    for (found,), hidden in zip(run(load(checkpoint(name)), Kind.EMBED_ALL, TEXTS), expected, strict=True):
         np.testing.assert_allclose(found, hidden, atol=1e-4, rtol=0)
         np.testing.assert_allclose(normalized(found), normalized(hidden), atol=1e-5, rtol=0)
 
@@ -38,17 +38,19 @@ def test_bfloat16_stays_close_to_transformers_in_float32(checkpoint: MakeCheckpo
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_logits_equal_transformers(checkpoint: MakeCheckpoint, name: str) -> None:
+def test_logits_equal_transformers(checkpoint: MakeCheckpoint, load: Load, name: str) -> None:
     model = transformers_model(checkpoint(name), transformers.AutoModelForSequenceClassification)
     expected = reference(model, TEXTS)
-    for (found,), logits in zip(run(load_runner(checkpoint(name)), Kind.PREDICT, TEXTS), expected, strict=True):
+    for (found,), logits in zip(run(load(checkpoint(name)), Kind.PREDICT, TEXTS), expected, strict=True):
         np.testing.assert_allclose(found, logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", MASKED_LMS)
-def test_splade_weights_equal_the_formula_on_transformers_logits(checkpoint: MakeCheckpoint, name: str) -> None:
+def test_splade_weights_equal_the_formula_on_transformers_logits(
+    checkpoint: MakeCheckpoint, load: Load, name: str
+) -> None:
     expected = reference(transformers_model(checkpoint(name), transformers.AutoModelForMaskedLM), TEXTS)
-    runner = load_runner(checkpoint(name), pooling="splade")
+    runner = load(checkpoint(name), pooling="splade")
     for (indices, values), logits in zip(run(runner, Kind.EMBED_SPARSE, TEXTS), expected, strict=True):
         weights = torch.log1p(torch.relu(torch.from_numpy(logits))).amax(0).numpy()
         assert indices.dtype == np.uint32

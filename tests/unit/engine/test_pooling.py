@@ -7,7 +7,7 @@ import torch
 from sentence_transformers.sentence_transformer.modules.pooling import Pooling as ReferencePooling
 from torch import Tensor
 
-from tei_grpc.engine.pooling import Span, pool, splade
+from tei_grpc.engine.pooling import Span, pool, segment_sums, splade
 from tei_grpc.types import Pooling
 
 MODES = {
@@ -106,3 +106,18 @@ def test_splade_takes_only_the_texts_asked_for() -> None:
     first, last = splade(HIDDEN, spans(*LENGTHS)[::2], lambda rows: rows, 4)
     assert first.equal(all_three[0])
     assert last.equal(all_three[2])
+
+
+@pytest.mark.parametrize("prompt", [0, 2, 9])
+@pytest.mark.parametrize("texts", [slice(None), slice(1, None), slice(None, None, 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_all_texts_at_once_are_those_of_each(prompt: int, texts: slice, dtype: torch.dtype) -> None:
+    hidden, some = HIDDEN.to(dtype), spans(*LENGTHS, prompt=prompt)[texts]
+    expected = [hidden[span.first : span.stop].float().sum(0) for span in some]
+    torch.testing.assert_close(segment_sums(hidden, some), torch.stack(expected))
+
+
+def test_nan_stays_in_its_own_sum() -> None:
+    hidden = HIDDEN.clone()
+    hidden[4] = torch.nan
+    assert segment_sums(hidden, spans(*LENGTHS)).isnan().all(dim=1).tolist() == [False, True, False]

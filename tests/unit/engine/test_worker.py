@@ -3,18 +3,20 @@
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
+import torch
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import watchdog, worker
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, UnavailableError
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
-from tei_grpc.types import Entry, Failure, Kind, Output
+from tei_grpc.types import Batch, Entry, Failure, Kind, Output
 from tests import folders
 from tests.fakes import FakeDevice, FakeRunner, answer, row
 from tests.samples import sample
@@ -149,6 +151,116 @@ async def test_bad_entry_fails_alone(device_over):
         runner.gate.set()
         await desk.until(lambda: len(desk.results) == 20)
         assert desk.errors() == {BAD: InferenceError}
+
+
+class Overlapping(FakeRunner):
+    """Like a CUDA device: a batch is only started by `launch`. `log` is what it was asked, batch by batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead = 1
+        self.log: list[str] = []
+        self.failing: Callable[[str, Batch], None] = lambda step, batch: None
+
+    def launch(self, batch: Batch):
+        name = "+".join(str(each.id) for each in batch.entries)
+        self.log.append(f"launch {name}")
+        self.failing("launch", batch)
+
+        def collect():
+            self.log.append(f"collect {name}")
+            self.failing("collect", batch)
+            return self.run(batch)
+
+        return collect
+
+
+async def test_next_batch_is_started_before_the_one_that_runs_is_awaited(device_over):
+    runner = Overlapping()
+    async with device_over(runner, max_batch_requests=2) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 5)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 5)
+        assert runner.log == ["launch 0", "collect 0", "launch 1+2", "launch 3+4", "collect 1+2", "collect 3+4"]
+        for id in range(5):
+            np.testing.assert_array_equal(desk.results[id].arrays[0], row(entry(id)))
+
+
+async def test_lonely_batch_is_awaited_at_once(device_over):
+    runner = Overlapping()
+    async with device_over(runner) as (device, desk):
+        for id in range(3):
+            device.submit(entry(id))
+            await desk.until(lambda id=id: id in desk.results)
+        assert runner.log == [f"{step} {id}" for id in range(3) for step in ("launch", "collect")]
+
+
+async def test_stopping_finishes_all_that_was_started(device_over):
+    runner = Overlapping()
+    async with device_over(runner, max_batch_requests=1) as (device, desk):
+        await held_back(device, runner, [entry(1), entry(2)])
+        stopping = asyncio.ensure_future(device.stop())
+        await desk.until(lambda: len(desk.results) == 2)
+        runner.gate.set()
+        await stopping
+        assert desk.errors() == {1: UnavailableError, 2: UnavailableError}
+        assert isinstance(desk.results[0], Output)
+
+
+@pytest.mark.parametrize("step", ["launch", "collect"])
+async def test_bad_entry_fails_alone_among_overlapping_batches(device_over, step):
+    runner = Overlapping()
+
+    def fail(at: str, batch: Batch):
+        if at == step and any(each.id == BAD for each in batch.entries):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    runner.failing = fail
+    async with device_over(runner, max_batch_requests=8) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 33)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 33)
+        assert desk.errors() == {BAD: InferenceError}
+        assert desk.states == []
+
+
+@pytest.mark.parametrize("step", ["launch", "collect"])
+async def test_what_a_failed_batch_held_is_let_go_of_before_its_halves_run(device_over, monkeypatch, step):
+    """A traceback holds the frames, and so the tensors, of what raised."""
+    monkeypatch.setattr(worker.logger, "disabled", True)  # pytest keeps what is logged
+    runner, held = Overlapping(), []
+
+    def fail(at: str, batch: Batch):
+        workspace = np.zeros(8)
+        if at == step and len(batch.entries) == 4:
+            held.append(weakref.ref(workspace))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert all(each() is None for each in held)
+
+    runner.failing = fail
+    async with device_over(runner) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 5)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 5)
+        assert len(held) == 1
+        assert desk.errors() == {}
+
+
+async def test_nothing_is_tried_again_after_an_error_that_stays(device_over):
+    runner = Overlapping()
+
+    def fail(at: str, batch: Batch):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    runner.check = lambda: fail("check", None)
+    async with device_over(runner, max_batch_requests=4) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 9)])
+        runner.failing = fail
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 9)
+        assert set(desk.errors().values()) == {InferenceError}
+        assert runner.log == ["launch 0", "collect 0", "launch 1+2+3+4", "launch 5+6+7+8"]
+        assert desk.states == [False]
 
 
 async def test_text_of_a_failure_tells_nothing_internal(device_over):

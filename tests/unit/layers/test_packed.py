@@ -33,9 +33,9 @@ def test_there_are_at_most_eight_row_counts_to_an_octave() -> None:
     assert len({rounded_rows(tokens) for tokens in range(2049, 4097)}) == 8
 
 
-def test_rounding_adds_texts_of_one_token_behind_all_others() -> None:
+def test_blank_texts_lie_behind_all_others() -> None:
     batch = pack([Entry(0, Kind.EMBED, np.arange(5, 8, dtype=np.int32))])
-    inputs = place(batch, torch.device("cpu"), rounded=True)
+    inputs = place(batch, torch.device("cpu"), blank=[1] * 5)
     assert inputs.input_ids.tolist() == [5, 6, 7, 0, 0, 0, 0, 0]
     assert inputs.position_ids.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
     assert inputs.offsets == (0, 3, 4, 5, 6, 7, 8)
