@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -42,6 +42,7 @@ def recorded(encode: Callable[[PackedInputs], Tensor] = encode) -> Graphs:
     return graphs
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.sampled_from(buckets(16384, 512)))
 def test_blank_texts_fill_a_bucket_exactly(lengths: list[int], bucket: Bucket) -> None:
     some = batch(*lengths)
