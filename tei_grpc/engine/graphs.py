@@ -166,9 +166,9 @@ def sample(bucket: Bucket, vocabulary: int, seed: int) -> Batch:
 def cuda_capture() -> Capture:
     """Records on the current device; all graphs share one pool of memory."""
     pool = torch.cuda.graph_pool_handle()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             run()  # what libraries set up at a first call is no part of the graph

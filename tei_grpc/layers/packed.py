@@ -69,17 +69,19 @@ def place(
 
     `blank` are the lengths of texts of zeros to put behind all others; `attend` are the device's own kernels.
     """
-    lengths = np.concatenate([np.diff(batch.cu_seqlens), np.asarray(blank, np.int64)]).astype(np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tokens, texts = int(offsets[-1]), len(lengths)
-    host = torch.zeros(4 * tokens + texts + 1, dtype=torch.int64, pin_memory=device.type == "cuda")
-    rows, bounds = host[: 4 * tokens].view(4, tokens).numpy(), host[4 * tokens :].numpy()
-    for row, ids in zip(rows, (batch.input_ids, batch.position_ids, batch.token_type_ids), strict=False):
-        row[: len(ids)] = ids
-    rows[3] = np.repeat(np.arange(texts), lengths)
-    bounds[:] = offsets
-    placed = host.to(device, non_blocking=True)
-    input_ids, position_ids, token_type_ids, text_ids = placed[: 4 * tokens].view(4, tokens)
+    texts = len(batch.cu_seqlens) - 1 + len(blank)
+    lengths = np.empty(texts, np.int64)
+    lengths[: texts - len(blank)] = np.diff(batch.cu_seqlens)
+    lengths[texts - len(blank) :] = blank
+    tokens = int(lengths.sum())
+    host = np.zeros(4 * tokens + texts + 1, np.int64)  # all at once: to copy one array to a device takes least time
+    ids, offsets = host[: 4 * tokens].reshape(4, tokens), host[4 * tokens :]
+    taken = len(batch.input_ids)
+    ids[0, :taken], ids[1, :taken], ids[2, :taken] = batch.input_ids, batch.position_ids, batch.token_type_ids
+    ids[3] = np.repeat(np.arange(texts), lengths)
+    np.cumsum(lengths, out=offsets[1:])
+    placed = _send(torch.from_numpy(host), device)
+    input_ids, position_ids, token_type_ids, text_ids = placed[: 4 * tokens].view(4, tokens).unbind()
     return PackedInputs(
         input_ids=input_ids,
         position_ids=position_ids,
@@ -95,8 +97,11 @@ def place(
 
 def upload(values: Sequence[int], device: torch.device) -> Tensor:
     """The values as a tensor, int64; on the way to a CUDA device nothing waits for what the device is doing."""
-    host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+    return _send(torch.tensor(values, dtype=torch.int64), device)
+
+
+def _send(host: Tensor, device: torch.device) -> Tensor:
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
 def rounded_rows(tokens: int) -> int:

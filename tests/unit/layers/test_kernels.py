@@ -134,6 +134,11 @@ def test_fastest_of_the_kernels_that_are_right_is_taken() -> None:
     assert fastest([wrong, slow, quick], sample(CPU, torch.bfloat16), lambda run: next(times)) is quick
 
 
+def test_first_way_to_call_a_kernel_is_kept_where_it_is_right() -> None:
+    first, second = of_torch(stand_ins.varlen_attn)
+    assert fastest([first, second], sample(CPU, torch.bfloat16), lambda run: 1 / 0) is first
+
+
 @pytest.mark.parametrize("kernels", [[], [Varlen("absent", lambda *_: 1 / 0)]])
 def test_there_may_be_no_flash_attention(kernels: list[Varlen]) -> None:
     assert fastest(kernels, sample(CPU, torch.bfloat16), lambda run: 0.0) is None
