@@ -37,7 +37,7 @@ class ScoredCheckpoint(Checkpoint):
     def _read_score(self, _: str) -> Tensor:
         name, read = self._vocabulary_head()
         rows = read(name)
-        if not 0 <= max(self._tokens.true, self._tokens.false or 0) < len(rows):
+        if not all(0 <= token < len(rows) for token in self._tokens if token is not None):
             raise StartupError(f"tokens {tuple(self._tokens)} score pairs, but `{name}` has {len(rows)} rows")
         score = rows[self._tokens.true].float()
         if self._tokens.false is not None:

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ LONGEST = 2048  # bytes that an input is drawn from
 VARIANTS = 100  # of each call
 SECONDS = 300  # after which an input counts as hung, whatever holds it up
 LINES_EVERY = 10_000
+FIRST_INPUTS = 100  # that atheris begins with
 
 
 class Target(NamedTuple):
@@ -35,6 +37,7 @@ class Target(NamedTuple):
 
     check: Callable[[bytes], object]
     outcomes: Counter[str]
+    folder: Path  # for files that end with the run
 
 
 def main() -> None:
@@ -59,11 +62,11 @@ def _open(name: str, folder: Path, stack: ExitStack) -> Target:
         from tests.fuzz.calls import fuzz_calls, open_stage
 
         stage = stack.enter_context(open_stage(folder))
-        return Target(fuzz_calls(stage, variants=VARIANTS).hypothesis.fuzz_one_input, stage.outcomes)
+        return Target(fuzz_calls(stage, variants=VARIANTS).hypothesis.fuzz_one_input, stage.outcomes, folder)
     from tests.fuzz.checkpoints import fuzz_checkpoints, open_shelf
 
     shelf = stack.enter_context(open_shelf(folder))
-    return Target(fuzz_checkpoints(shelf).hypothesis.fuzz_one_input, shelf.outcomes)
+    return Target(fuzz_checkpoints(shelf).hypothesis.fuzz_one_input, shelf.outcomes, folder)
 
 
 def _open_instrumented(name: str, folder: Path, stack: ExitStack) -> Target:
@@ -100,10 +103,15 @@ def _run_guided(target: Target, runs: int, seed: int) -> None:
         target.check(raw)
         if target.outcomes.total() >= runs:
             _report(target)
+            shutil.rmtree(target.folder)
             os._exit(0)
 
-    limits = [f"-timeout={SECONDS}", "-rss_limit_mb=0", f"-max_len={LONGEST}", f"-seed={seed}", "-print_final_stats=1"]
-    atheris.Setup([sys.argv[0], *limits], check)
+    limits = [f"-timeout={SECONDS}", "-rss_limit_mb=0", f"-max_len={LONGEST}", "-len_control=0", f"-seed={seed}"]
+    inputs, rng = target.folder / "inputs", random.Random(seed)
+    inputs.mkdir()
+    for number in range(FIRST_INPUTS):
+        (inputs / str(number)).write_bytes(rng.randbytes(rng.randrange(LONGEST)))
+    atheris.Setup([sys.argv[0], *limits, str(inputs)], check)
     atheris.Fuzz()
 
 

@@ -16,6 +16,7 @@ from tei_grpc.types import Input
 from tests import folders
 from tests.checkpoints import bert_t, make_tokenizer
 from tests.fakes import FakeDevice
+from tests.language_models import make_reranker
 
 PANICS_WHEN_READ = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 
@@ -140,6 +141,13 @@ def test_dense_module_with_impossible_numbers_is_named(tmp_path, out_features):
     message = refusal_of_the_whole(folder)
     assert message.startswith(f"`config.json` in {folder / '2_Dense'} does not describe a module Dense: ")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("tokens", [{"true_token_id": -1}, {"false_token_id": -(2**31)}, {"false_token_id": 2**70}])
+def test_tokens_that_the_vocabulary_does_not_have_are_named(tmp_path, tokens):
+    folder = make_reranker(tmp_path, "Qwen3ForCausalLM")
+    rewrite(folder / "1_LogitScore" / "config.json", **tokens)
+    assert " score pairs, but `lm_head.weight` has 267 rows" in refusal_of_the_whole(folder)
 
 
 def test_header_that_claims_more_bytes_than_there_are_is_refused(tmp_path):
