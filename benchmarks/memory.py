@@ -1,27 +1,35 @@
-"""Memory of a bf16 decoder in the shape of Qwen3-0.6B, against its weights and the workspace formula of the docs.
+"""Memory of models on a CPU, against their weights and the workspace formula of the docs.
 
-    python benchmarks/memory.py [--tokens 4096] [--folder DIR]
+    python benchmarks/memory.py [--tokens 4096] [--shapes minilm bert splade qwen3] [--dtypes float32 bfloat16 int8]
 
-Random weights are written to DIR (1.2 GB; a temporary folder by default). A fresh process loads them and runs batches
-of that many tokens: one text, texts of 64 to 512 tokens, and texts of 16. It reports memory over that of the libraries,
-without pages of the weight files, which the system may drop at any time.
-
-glibc keeps holes between freed tensors. MALLOC_MMAP_THRESHOLD_=1048576 in the environment shows what is in use.
+Random weights in the shape of all-MiniLM-L6-v2, BERT-base, BERT-base with SPLADE's head, and Qwen3-0.6B (1.2 GB) are
+written to a temporary folder. For each dtype a fresh process loads them and runs batches of that many tokens: the
+longest texts, texts of 64 to 512 tokens, and texts of 16. `loaded` is memory over that of the libraries, without pages
+of the weight files, which the system may drop at any time; `W` is the formula, `peak` what the batches took above
+`loaded`, and `kept` what of that stayed.
 """
 
 import argparse
 import json
 import logging
 import multiprocessing
+import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-CONFIG = {
+from tei_grpc import cpus
+
+cpus.set_environment()  # as a server does, before torch is there
+
+import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+BERT = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embeddings": 512, "vocab_size": 30522}
+BASE = BERT | {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 12}
+QWEN3 = {
     "architectures": ["Qwen3Model"],
     "model_type": "qwen3",
     "hidden_size": 1024,
@@ -36,22 +44,27 @@ CONFIG = {
     "rope_theta": 1e6,
     "hidden_act": "silu",
 }
-BYTES = 2  # of a bf16 number
-FIXED = 64 << 20  # blocks of scores and their masks, tables of angles, what kernels keep for themselves
+SHAPES: dict[str, dict[str, Any]] = {
+    "minilm": BERT | {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6},
+    "bert": BASE,
+    "splade": BASE | {"architectures": ["BertForMaskedLM"]},
+    "qwen3": QWEN3,
+}
+POOLING = {"minilm": "mean", "bert": "mean", "splade": "splade", "qwen3": "last-token"}
 MIB = 1 << 20
 
 
-def workspace_bytes(config: Mapping[str, Any], tokens: int) -> int:
-    """Most that a batch of this many tokens takes besides the weights; docs/operations.md derives it."""
-    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
-    query = config["num_attention_heads"] * config["head_dim"]
-    key = config["num_key_value_heads"] * config["head_dim"]
-    return BYTES * tokens * max(3 * hidden + 4 * query + 5 * key, 5 * hidden + 3 * intermediate) + FIXED
+def write_encoder(folder: Path, config: dict[str, Any]) -> None:
+    """Random weights as transformers makes them."""
+    import transformers
+
+    model = getattr(transformers, config["architectures"][0])(transformers.BertConfig(**config))
+    model.save_pretrained(folder)
 
 
-def write_checkpoint(folder: Path) -> None:
-    """Random weights, a layer at a time, and a pooling config."""
-    config, generator = CONFIG, torch.Generator().manual_seed(0)
+def write_decoder(folder: Path, config: dict[str, Any]) -> None:
+    """Random weights, a layer at a time, in bfloat16."""
+    generator = torch.Generator().manual_seed(0)
     hidden, intermediate, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
     shapes = {
@@ -74,83 +87,72 @@ def write_checkpoint(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def measure(folder: Path, tokens: int) -> None:
-    """Load and run in this process, which should be a fresh one, and print a line per step."""
+def measure(folder: Path, shape: str, dtype: str, tokens: int) -> None:
+    """Load and run in this process, which should be a fresh one, and print a row."""
     from tei_grpc.config import EngineConfig
     from tei_grpc.engine.runner import Runner
+    from tei_grpc.engine.workspace import Watch
     from tei_grpc.loading.model_config import read_model_config
 
-    logging.basicConfig(level=logging.WARNING)
-    weights = (folder / "model.safetensors").stat().st_size
-    start = _memory("RssAnon")
-    _forget_peak()
-    options = EngineConfig(model_id=str(folder), pooling="last-token", dtype="bfloat16")
-    runner = Runner(read_model_config(folder, options), options)
+    logging.basicConfig(level=logging.ERROR)
+    idle = Watch()
+    options = EngineConfig(model_id=str(folder), pooling=POOLING[shape], dtype=dtype, max_batch_tokens=tokens)
+    model = read_model_config(folder, options)
+    runner = Runner(model, options)
     runner.warm_up()
-    loaded = _memory("RssAnon") - start
-    print(f"weights on disk          {weights / MIB:8.0f} MiB")
-    print(f"libraries alone          {start / MIB:8.0f} MiB")
-    print(f"loaded and warm          {loaded / MIB:8.0f} MiB, {loaded / weights:.3f} of the weights")
-    before = _memory("VmRSS")
-    for name, lengths in _batches(tokens).items():
+    loaded = Watch()
+    for lengths in _batches(tokens, model.max_input_length):
         _run(runner, lengths)
-        print(f"batch of {name:15s} {(_memory('VmHWM') - before) / MIB:8.0f} MiB more at its peak", flush=True)
-    print(f"formula, {tokens:5d} tokens    {workspace_bytes(CONFIG, tokens) / MIB:8.0f} MiB")
-    print(f"kept afterwards          {(_memory('VmRSS') - before) / MIB:8.0f} MiB")
+    kept, weights = Watch(), sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    before, after, idle_bytes = loaded.before or 0, kept.before or 0, idle.before or 0
+    columns = weights, before - idle_bytes, runner.workspace.bytes(tokens), loaded.peak, after - before
+    print(f"{shape:8}{dtype:10}", *(f"{value / MIB:8.0f}" for value in columns), flush=True)
 
 
 def _run(runner: Any, lengths: list[int]) -> None:
     import numpy as np
 
     from tei_grpc.engine.batch import pack
-    from tei_grpc.types import Entry, Kind
+    from tei_grpc.types import Entry
 
     texts = [np.arange(length, dtype=np.int32) for length in lengths]
-    _forget_peak()
-    runner.run(pack([Entry(row, Kind.EMBED, text) for row, text in enumerate(texts)]))
+    runner.run(pack([Entry(row, runner.kind, text) for row, text in enumerate(texts)]))
 
 
-def _batches(tokens: int) -> dict[str, list[int]]:
-    mixed = [64 * (1 + place % 8) for place in range(tokens)]
+def _batches(tokens: int, longest: int) -> list[list[int]]:
+    mixed = [min(longest, 64 * (1 + place % 8)) for place in range(tokens)]
     while sum(mixed) > tokens:
         mixed.pop()
-    return {"one text": [tokens], "mixed lengths": sorted(mixed), "short texts": [16] * (tokens // 16)}
+    longest = min(longest, tokens)
+    return [[longest] * (tokens // longest), sorted(mixed), [16] * (tokens // 16)]
 
 
 def _random(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=generator).mul_(shape[1] ** -0.5).to(torch.bfloat16)
 
 
-def _memory(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"this system does not report {name}")
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
+def _in_fresh_process(work: Any, *arguments: Any) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
 
 
 def main() -> None:
     """Write, then measure, each in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
     arguments = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.folder or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        steps: list[tuple[Any, ...]] = [(measure, folder, arguments.tokens)]
-        if not (folder / "model.safetensors").exists():
-            steps.insert(0, (write_checkpoint, folder))
-        for work, *parameters in steps:
-            process = spawn.Process(target=work, args=parameters)
-            process.start()
-            process.join()
-            if process.exitcode:
-                raise SystemExit(process.exitcode)
+    print(f"{'MiB':18}", *(f"{name:>8}" for name in ("on disk", "loaded", "W", "peak", "kept")))
+    for shape in arguments.shapes:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, config = Path(temporary), SHAPES[shape]
+            _in_fresh_process(write_decoder if shape == "qwen3" else write_encoder, folder, config)
+            for dtype in arguments.dtypes:
+                _in_fresh_process(measure, folder, shape, dtype, arguments.tokens)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,14 @@ from tei_grpc.engine.dense import load_modules
 from tei_grpc.engine.loader import load_model
 from tei_grpc.engine.pipeline import BuildPipeline, build_pipeline
 from tei_grpc.engine.placement import place_model
+from tei_grpc.engine.workspace import Watch, report, workspace
 from tei_grpc.errors import ModelTypeError, StartupError, TeiError, reason_of
 from tei_grpc.layers.precision import Float32
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.types import Batch, Entry, Kind, ModelFacts, Pooling
 
 WARM_UP_LENGTHS = (8, 32, 128)  # tokens
+LONG_SECONDS = 2.0  # for the longest input that is run at start
 BUDGET_LENGTH = 64  # tokens of the texts that batches are measured with
 
 Collect = Callable[[], list[Answer]]
@@ -49,10 +51,13 @@ class Runner:
         self._model = load_model(model, config, placement)
         self._modules = load_modules(model.modules).to(placement.device)
         self._answerers = answerers(model, self._model, self._modules, placement.device)
+        self.kind = next(iter(self._answerers))  # of entries that are run for their time and memory alone
         self._pipeline = pipeline(placement, self._model, model, config)
         self._max_input_length, self._max_batch_tokens = model.max_input_length, config.max_batch_tokens
         self._is_narrow = placement.dtype != "float32"
         self.seconds_per_token = 0.0  # of the largest batch that was measured at start; 0 where none was
+        self._tried = 0  # tokens of the largest batch that was run at start on a CPU
+        self.workspace = workspace(model, self._model.hidden_size, placement.dtype) if self._model.optimized else None
         self.recoveries = 0  # inputs that 16-bit numbers were too small for, answered in float32
         self._facts = ModelFacts(
             dtype=placement.dtype,
@@ -107,13 +112,27 @@ class Runner:
         self._run_blank(WARM_UP_LENGTHS[:1])
 
     def _run_blank(self, lengths: Sequence[int], kind: Kind | None = None) -> None:
-        kind = kind or next(iter(self._answerers))
+        kind = kind or self.kind
         ids = [np.zeros(min(length, self._max_input_length), np.int32) for length in lengths]
         self.run(pack([Entry(row, kind, text) for row, text in enumerate(ids)]))
 
     def choose_budget(self, max_tokens: int) -> int:
         """How many tokens a batch should have, found by measuring on a CPU; `max_tokens` at the most."""
-        return choose_budget(self._seconds, max_tokens) if self._pipeline.device.type == "cpu" else max_tokens
+        if self._pipeline.device.type != "cpu":
+            return max_tokens
+        watch = Watch()
+        budget = choose_budget(self._seconds, max_tokens)
+        if self.workspace is not None:
+            self._run_long()
+            report(self.workspace, watch, tried=self._tried, most=max(budget, self._max_input_length))
+        return budget
+
+    def _run_long(self) -> None:
+        """Run the longest input, or what of it LONG_SECONDS suffice for, unless batches were as large."""
+        longest = min(self._max_input_length, int(LONG_SECONDS / self.seconds_per_token))
+        if longest > self._tried:
+            self._run_blank([longest])
+            self._tried = longest
 
     def _seconds(self, tokens: int) -> float:
         length = min(BUDGET_LENGTH, self._max_input_length, tokens)
@@ -121,6 +140,7 @@ class Runner:
         self._run_blank([length] * max(1, tokens // length))
         seconds = time.perf_counter() - started
         self.seconds_per_token = seconds / tokens
+        self._tried = max(self._tried, tokens)
         return seconds
 
     def run(self, batch: Batch) -> list[Answer]:
