@@ -48,6 +48,9 @@ class Ticket(NamedTuple):
 class Exchange:
     """What all front-ends share. For one event loop."""
 
+    device: Device  # there, as the slots are, before any front-end can ask for a permit
+    slots: Slots
+
     def __init__(self, memory: int, permits: int) -> None:
         """Take the file of the slots."""
         self.tickets: dict[int, Ticket] = {}

@@ -60,32 +60,29 @@ def main() -> int:
     job = Job.from_json(text)
     settings = job.settings
     logs.configure(settings.log_level, json_output=settings.json_output, disable_spans=settings.disable_spans)
-    try:
-        traces = open_traces(settings)
-        return asyncio.run(_run(job, traces))
-    finally:
-        if traces is not None:
-            traces.close()
+    asyncio.run(_run(job))
+    return 0
 
 
-async def _run(job: Job, traces: "Traces | None") -> int:
-    settings = job.settings
-    metrics = Metrics(map_metrics(job.files.metrics, settings.frontends)[job.number])
-    device = RemoteDevice(socket.socket(fileno=job.channel), job.files.slots, settings.max_concurrent_requests)
-    engine = Engine(settings, device, metrics, traces, device.fetch)
+async def _run(job: Job) -> None:
+    device = RemoteDevice(socket.socket(fileno=job.channel), job.files.slots, job.settings.max_concurrent_requests)
     try:
-        server = await _begin(job, engine, device)
+        traces = open_traces(job.settings)
+        server = await _begin(job, device, traces)
     except StartupError as error:
         device.tell(Broken(error.message))
         await device.stop()
         end_process(1)
     await device.ending.wait()
     await _end(server, device)
-    return 0
+    if traces is not None:
+        await asyncio.to_thread(traces.close)
 
 
-async def _begin(job: Job, engine: Engine, device: RemoteDevice) -> GrpcServer:
+async def _begin(job: Job, device: RemoteDevice, traces: "Traces | None") -> GrpcServer:
     """Listen and load, in the order that leaves callers the least to wait for. Raises StartupError."""
+    metrics = Metrics(map_metrics(job.files.metrics, job.settings.frontends)[job.number])
+    engine = Engine(job.settings, device, metrics, traces, device.fetch)
     server = GrpcServer(job.settings, engine)
     device.on_reload = server.reload
     if job.is_late:

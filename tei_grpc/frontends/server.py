@@ -1,7 +1,6 @@
 """The server whose calls are accepted by front-ends: this process has the ports, the model, and the last word."""
 
 import asyncio
-import logging
 from contextlib import ExitStack
 
 from tei_grpc.config import Settings
@@ -23,8 +22,6 @@ from tei_grpc.runtime import notices
 from tei_grpc.runtime.listeners import Addresses, addresses_of, reserve
 from tei_grpc.runtime.tls import read_certificates
 from tei_grpc.types import Info
-
-logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 10.0  # that front-ends may take longer to end than options say
 
@@ -50,8 +47,9 @@ class FrontendsServer:
         settings = self._shares(self._ports.enter_context(reserve(self._settings)))
         try:
             for number in range(settings.frontends):
-                self.frontends.append(Frontend(Job(settings, number, self._files), self.exchange))
-                await self.frontends[-1].start()
+                frontend = Frontend(Job(settings, number, self._files), self.exchange)
+                await frontend.start()
+                self.frontends.append(frontend)
             for frontend in self.frontends:
                 await frontend.wait_until(frontend.customer.listening)
         except StartupError:

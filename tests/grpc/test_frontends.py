@@ -15,7 +15,7 @@ from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.types import Kind
 from tests import fakes
 from tests.grpc.conftest import serve_fake, until, write_checkpoint
-from tests.grpc.frontends import serve_by_frontends
+from tests.grpc.frontends import OWN_CONNECTION, serve_by_frontends
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -244,8 +244,9 @@ async def test_killed_front_end_costs_its_own_calls_only_and_comes_back(fronted,
         assert fronted.device.waiting == 1
         fronted.runner.gate.set()
         assert [await held.code(), await kept.code()] == [Code.OK, Code.OK]
-    await until(lambda: frontend.pid != victim)
-    await frontend.wait_until(frontend.customer.ready)
+    while frontend.pid == victim or not frontend.customer.ready.done():
+        async with grpc.aio.insecure_channel(fronted.address, options=OWN_CONNECTION) as channel:
+            assert await tei_pb2_grpc.InfoStub(channel).Info(tei_pb2.InfoRequest()).code() is Code.OK
     async with fronted.channels() as channels:
         assert victim not in channels
         for channel in channels.values():
