@@ -14,6 +14,7 @@ from tei_grpc.errors import InferenceError
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.types import Kind
 from tests import fakes
+from tests.collector import collecting
 from tests.grpc.conftest import serve_fake, until, write_checkpoint
 from tests.grpc.frontends import OWN_CONNECTION, serve_by_frontends
 
@@ -293,3 +294,13 @@ async def test_keys_are_read_anew_in_all_and_health_has_its_port(tmp_path):
 async def codes_of(stubs, key):
     metadata = [("authorization", f"Bearer {key}")]
     return {await stub.Info(tei_pb2.InfoRequest(), metadata=metadata).code() for stub in stubs}
+
+
+async def test_traces_come_from_every_front_end(tmp_path):
+    with collecting() as collector:
+        serving = serve_by_frontends(write_checkpoint(tmp_path, "BertModel"), otlp_endpoint=collector.url)
+        async with serving as fronted, fronted.channels() as channels:
+            for channel in channels.values():
+                await tei_pb2_grpc.EmbedStub(channel).Embed(request())
+        received = await asyncio.to_thread(collector.wait_for_spans, 8)  # sent by the end at the latest
+    assert sorted(each.span.name for each in received) == sorted(["embed", "tokenize", "queue", "inference"] * 2)
