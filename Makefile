@@ -62,6 +62,7 @@ fuzz: $(VENV)/.made ## bytes that nobody meant to send, over RPCs and checkpoint
 chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls against a server of our own
 	@$(BIN)/python scripts/fetch_demo_model.py minilm
 	$(BIN)/python tests/chaos/abuse.py --calls 10000
+	$(BIN)/python tests/chaos/faults.py
 
 bench: $(VENV)/.made ## all benchmarks in a short form (see benchmarks/README.md)
 	@$(BIN)/python scripts/fetch_demo_model.py minilm

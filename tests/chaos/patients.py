@@ -74,18 +74,23 @@ class Patient:
 
     def read_metrics(self) -> dict[str, float]:
         """Sums of all samples by name."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/", timeout=10) as response:
-            families = text_string_to_metric_families(response.read().decode())
-            sums: Counter[str] = Counter()
-            for family in families:
-                for sample in family.samples:
-                    sums[sample.name.removesuffix("_total")] += sample.value
-            return dict(sums)
+        return read_metrics(self._metrics_port)
 
     def complaints(self) -> list[str]:
         """Lines of the log that only a bug writes."""
         lines = [line for line in self._server.lines if CALLER_LEFT not in line]
         return [line for line in lines if any(sign in line for sign in SIGNS_OF_A_BUG)]
+
+
+def read_metrics(port: int) -> dict[str, float]:
+    """Sums of all samples by name."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as response:
+        families = text_string_to_metric_families(response.read().decode())
+        sums: Counter[str] = Counter()
+        for family in families:
+            for sample in family.samples:
+                sums[sample.name.removesuffix("_total")] += sample.value
+        return dict(sums)
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""A server process whose model does what a text says: python sick_server.py FOLDER PORT METRICS_PORT.
+
+It has no weights. w190 raises, w191 wants more memory than there is, w192 ends the thread, w193 hangs for a while, w194
+breaks the tokenizer.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tei_grpc.config import Settings
+from tei_grpc.engine.engine import Engine
+from tei_grpc.engine.tokenizer import Tokenizer
+from tei_grpc.errors import TeiError
+from tei_grpc.loading.model_config import read_model_config
+from tei_grpc.metrics import Metrics, MetricsListener
+from tei_grpc.serve.grpc_server import serve
+from tei_grpc.types import Batch, Encoding, Input
+from tests.fakes import Arrays, FakeDevice, FakeRunner
+
+FIRST_WORD = 4  # the id of w0
+HANG_SECONDS = 4.0
+
+
+class SickRunner(FakeRunner):
+    """Fails as it is told to."""
+
+    def run(self, batch: Batch) -> Sequence[Arrays | TeiError]:
+        words = {int(id) - FIRST_WORD for id in batch.input_ids}
+        if 190 in words:
+            raise RuntimeError("the model raises")
+        if 191 in words:
+            import torch  # the other faults start sooner without
+
+            torch.empty(2**50)
+        if 192 in words:
+            raise SystemExit
+        if 193 in words:
+            time.sleep(HANG_SECONDS)
+        return super().run(batch)
+
+
+class SickTokenizer(Tokenizer):
+    """Breaks at w194."""
+
+    def _encode(self, input: Input) -> Encoding:
+        if "w194" in input.text:
+            raise RuntimeError("the tokenizer raises")
+        return super()._encode(input)
+
+
+async def main(folder: str, port: str, metrics_port: str) -> int:
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
+    settings = Settings(model_id=folder, hostname="127.0.0.1", port=int(port), runner_timeout=1)
+    metrics = Metrics()
+    MetricsListener(metrics, "127.0.0.1", int(metrics_port))
+    device = FakeDevice(read_model_config(Path(folder), settings), settings, metrics, SickRunner())
+    return await serve(settings, Engine(settings, device, metrics))
+
+
+if __name__ == "__main__":
+    import tei_grpc.engine.engine
+
+    tei_grpc.engine.engine.Tokenizer = SickTokenizer
+    sys.exit(asyncio.run(main(*sys.argv[1:])))
