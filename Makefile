@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check --quiet --quiet
 MINILM := .models/all-MiniLM-L6-v2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format proto proto-check docs docs-check docker docker-steps build go-client chaos bench bench-peers licenses fuzz
+.PHONY: help run test lint format proto proto-check docs docs-check docker docker-steps build go-client chaos soak bench bench-peers licenses fuzz
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls against a 
 	@$(BIN)/python scripts/fetch_demo_model.py minilm
 	$(BIN)/python tests/chaos/abuse.py --calls 10000
 	$(BIN)/python tests/chaos/faults.py
+
+soak: $(VENV)/.made ## servers at saturation for 10 minutes: memory, descriptors, latency, counters (ARGS="--minutes 60")
+	$(BIN)/python tests/chaos/soak.py $(ARGS)
 
 bench: $(VENV)/.made ## all benchmarks in a short form (see benchmarks/README.md)
 	@$(BIN)/python scripts/fetch_demo_model.py minilm

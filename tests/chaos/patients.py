@@ -62,11 +62,21 @@ class Patient:
         rss: int = self._process.memory_info().rss
         return rss
 
-    async def probe(self, channel: grpc.aio.Channel) -> bytes:
-        """The answer to a fixed question, without what it cost."""
-        raw = await channel.unary_unary(f"/tei.v1.{self._method}")(
-            self._request.SerializeToString(), metadata=CREDENTIALS, timeout=30
-        )
+    @property
+    def descriptors(self) -> int:
+        """Open files and connections."""
+        count: int = self._process.num_fds()
+        return count
+
+    async def probe(self, channel: grpc.aio.Channel, *, waits: bool = False) -> bytes:
+        """The answer to a fixed question, without what it cost; as a message of a stream it waits for a permit."""
+        method = f"/tei.v1.{self._method}" + ("Stream" if waits else "")
+        call = channel.stream_stream(method)(metadata=CREDENTIALS, timeout=30)
+        await call.write(self._request.SerializeToString())
+        await call.done_writing()
+        raw = await call.read()
+        if await call.code() is not grpc.StatusCode.OK:
+            raise grpc.RpcError(await call.details())
         reply = self._reply.FromString(raw)
         reply.ClearField("metadata")
         found: bytes = reply.SerializeToString(deterministic=True)
