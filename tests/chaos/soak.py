@@ -1,7 +1,7 @@
 """Keeps servers at saturation with all that callers do, for minutes, and says whether they are as they were.
 
-`python tests/chaos/soak.py --minutes 10` prints a table and ends with 0 when memory, descriptors and latency stand still
-and every counter balances.
+`python tests/chaos/soak.py --minutes 10` prints a table and ends with 0 when memory, descriptors and latency stand
+still and every counter balances.
 """
 
 import argparse
