@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import os
 import resource
 import signal
 import socket
@@ -259,13 +260,15 @@ DEADLY = (thread_dies, process_crashes)  # a supervisor must start the process a
 
 
 @asynccontextmanager
-async def sick() -> AsyncIterator[Sick]:
+async def sick(**environment: str) -> AsyncIterator[Sick]:
     """A server, ready."""
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), "BertModel")
         port, metrics_port = free_port(), free_port()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, SERVER, folder, str(port), str(metrics_port)), stdout=asyncio.subprocess.DEVNULL
+            *(sys.executable, SERVER, folder, str(port), str(metrics_port)),
+            stdout=asyncio.subprocess.DEVNULL,
+            env=os.environ | environment,
         )
         try:
             assert await seconds_until_well(f"127.0.0.1:{port}", 60) is not None

@@ -1,13 +1,13 @@
 """A server process whose model does what a text says: python sick_server.py FOLDER PORT METRICS_PORT.
 
 It has no weights. w190 raises, w191 wants more memory than there is, w192 ends the thread, w193 hangs for a while, w194
-breaks the tokenizer.
+breaks the tokenizer, w195 takes its time.
 """
 
 import asyncio
 import logging
+import select
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +27,12 @@ from tests.fakes import Arrays, FakeDevice, FakeRunner
 
 FIRST_WORD = 4  # the id of w0
 HANG_SECONDS = 4.0
+SLOW_SECONDS = 0.7
+
+
+def wait(seconds: float) -> None:
+    """Not by time.sleep, which libfaketime refuses."""
+    select.select([], [], [], seconds)
 
 
 class SickRunner(FakeRunner):
@@ -41,7 +47,9 @@ class SickRunner(FakeRunner):
         if 192 in words:
             raise SystemExit
         if 193 in words:
-            time.sleep(HANG_SECONDS)
+            wait(HANG_SECONDS)
+        if 195 in words:
+            wait(SLOW_SECONDS)
         return super().run(batch)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import socket
 import traceback
 from pathlib import Path
@@ -222,3 +223,17 @@ def test_token_is_in_no_log_and_no_error(serve_hub, tmp_path, caplog, hub_option
     except StartupError as error:
         assert TOKEN not in "".join(traceback.format_exception(error))
     assert TOKEN not in caplog.text
+
+
+def test_full_disk_is_named_and_nothing_half_written_is_taken_for_the_model(serve_hub, tmp_path):
+    """A limit to the size of files stands in for the disk."""
+    serve_hub()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))
+    try:
+        text = refusal(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert text.startswith(f"`{REPO}` could not be downloaded: ")
+    folder, _ = hub.fetch(config(tmp_path))
+    assert (folder / "model.safetensors").read_bytes() == b"model.safetensors"
