@@ -32,6 +32,7 @@ from tests.grpc.conftest import write_checkpoint
 
 SERVER = Path(__file__).with_name("sick_server.py")
 PATIENCE = 20.0  # seconds in which a server must be well again
+SPARE = 3  # descriptors that gRPC may open once, for threads that it starts when there is much to do
 PING = 6
 GOODBYE = b"too_many_pings"  # the reason in the GOAWAY frame
 Codes = Counter[str]
@@ -286,7 +287,7 @@ def _told(codes: Codes) -> str:
 def is_well(row: Row) -> bool:
     """Healed, if that is in its power; and nothing has leaked."""
     healed = row.healed is not None or row.fault in [fault.__name__ for fault in DEADLY]
-    return healed and row.lost == 0 and row.descriptors <= 0
+    return healed and row.lost == 0 and row.descriptors <= SPARE
 
 
 async def main() -> int:

@@ -151,6 +151,7 @@ async def examine(server: Patient, log: Log, seconds: float) -> list[Finding]:
         ("process", "alive" if server.is_alive else "dead", server.is_alive),
         ("hung or unforeseen", f"{len(bad)} {bad[:1] or ''}", not bad),
         ("memory in the second half", f"{growth:+.2%} of {log.samples[-1].memory / 2**20:.0f} MiB", growth < GROWTH),
+        ("memory by the minute, MiB", minutes(log.samples), True),
         ("descriptors in the second half", f"{descriptors:+d} of {log.samples[-1].descriptors}", descriptors <= 0),
         ("p99, last minute / second", f"{drift:.2f}", drift <= DRIFT),
         *((f"balance: {name}", text, is_even) for name, text, is_even in balances(metrics)),
@@ -167,6 +168,15 @@ def memory_growth(samples: Sequence[Sample]) -> float:
     early = [sample.memory for sample in samples[half : half + eighth]]
     late = [sample.memory for sample in samples[-eighth:]]
     return (sum(late) / len(late)) / (sum(early) / len(early)) - 1
+
+
+def minutes(samples: Sequence[Sample]) -> str:
+    """The highest of each minute."""
+    peaks: dict[int, int] = {}
+    for sample in samples:
+        minute = int(sample.at - samples[0].at) // 60
+        peaks[minute] = max(peaks.get(minute, 0), sample.memory >> 20)
+    return " ".join(map(str, peaks.values()))
 
 
 def descriptor_growth(samples: Sequence[Sample]) -> int:
