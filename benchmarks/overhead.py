@@ -32,10 +32,12 @@ class Costs:
         self.rates = Measurements("per s")
         self.cpu = Measurements("us of server CPU each")
 
-    def add(self, way: str, kind: str, rate: float, cpu: float) -> None:
-        """What one round gave."""
+    def add(self, way: str, kind: str, rate: float, cpu: Sequence[float]) -> None:
+        """What one round gave; `cpu` of each process."""
         self.rates.add(way, kind, rate, BASES[kind])
-        self.cpu.add(way, kind, cpu, BASES[kind])
+        self.cpu.add(way, kind, sum(cpu), BASES[kind])
+        if len(cpu) > 1:
+            self.cpu.add(way, f"{kind}, the model's process", cpu[0])
 
 
 async def measure(
@@ -48,11 +50,12 @@ async def measure(
         for way in ("unary", "stream"):
             for kind, client in clients.items():
                 clock = choose_clock(cpu_time=options.cpu_time, pids=pids[kind])
-                start, cpu = clock(), sum(map(cpu_seconds, pids[kind]))
+                start, before = clock(), [*map(cpu_seconds, pids[kind])]
                 await (client.closed_loop(requests, callers) if way == "unary" else client.stream(requests))
-                seconds, cpu = clock() - start, sum(map(cpu_seconds, pids[kind])) - cpu
+                seconds, after = clock() - start, [*map(cpu_seconds, pids[kind])]
                 if counted:
-                    costs.add(way, kind, len(requests) / seconds, cpu / len(requests) * 1e6)
+                    cpu = [(ended - began) / len(requests) * 1e6 for began, ended in zip(before, after, strict=True)]
+                    costs.add(way, kind, len(requests) / seconds, cpu)
     for client in clients.values():
         await client.close()
     return costs

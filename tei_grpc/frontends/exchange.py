@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import count
@@ -115,8 +116,8 @@ class Customer:
         self.trouble: str | None = None  # why it cannot start
         self._exchange = exchange
         self._on_end = on_end
-        self._is_gone = False
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._waiting: OrderedDict[int, None] = OrderedDict()  # for permits
+        self._turn: asyncio.Future[None] | None = None  # the next permit for one of them
         self._slots: set[int] = set()
         self._entries: dict[int, int] = {}  # its names -> ours
         self._channel = Channel(end, self._receive, self._end)
@@ -155,8 +156,7 @@ class Customer:
             case Cancel(id):
                 self._cancel(id)
             case Withdraw(id):
-                if (turn := self._waiting.get(id)) is not None:
-                    turn.cancel()
+                self._waiting.pop(id, None)
             case Listening():
                 self.listening.set_result(None)
             case Ready():
@@ -181,25 +181,41 @@ class Customer:
             self._exchange.device.cancel(ours)
 
     def _admit(self, id: int, waits: bool) -> None:
+        if waits:
+            self._waiting[id] = None
+            if self._turn is None:
+                self._take_turns()
+            return
         try:
-            turn = self._exchange.device.admit(waits=waits)
+            self._exchange.device.admit(waits=False)
         except OverloadedError:
             self.send(Refused(id))
-            return
-        if turn is None:
-            self._grant(id)
         else:
-            waiting = self._waiting[id] = asyncio.ensure_future(turn)
-            waiting.add_done_callback(lambda done: self._end_wait(id, done))
+            self._grant(id)
 
-    def _end_wait(self, id: int, turn: asyncio.Future[None]) -> None:
-        del self._waiting[id]
+    def _take_turns(self) -> None:
+        """Grant permits to those who wait, in order, until one has to be waited for."""
+        while self._waiting:
+            turn = self._exchange.device.admit(waits=True)
+            if turn is not None:
+                self._turn = asyncio.ensure_future(turn)
+                self._turn.add_done_callback(self._end_turn)
+                return
+            self._grant_first()
+
+    def _end_turn(self, turn: asyncio.Future[None]) -> None:
+        self._turn = None
         if turn.cancelled():
             return
-        if self._is_gone:  # it left while the permit was on its way
+        if self._waiting:
+            self._grant_first()
+            self._take_turns()
+        else:  # they have left while it was on its way
             self._exchange.device.release()
-        else:
-            self._grant(id)
+
+    def _grant_first(self) -> None:
+        id, _ = self._waiting.popitem(last=False)
+        self._grant(id)
 
     def _grant(self, id: int) -> None:
         slot = self._exchange.free.pop()
@@ -211,9 +227,9 @@ class Customer:
         self._exchange.device.release()
 
     def _end(self) -> None:
-        self._is_gone = True
-        for turn in self._waiting.values():
-            turn.cancel()
+        self._waiting.clear()
+        if self._turn is not None:
+            self._turn.cancel()
         for id in list(self._entries):
             self._cancel(id)
         while self._slots:

@@ -61,10 +61,14 @@ class Slots:
 
 def to_words(arrays: Sequence[NDArray[Any]]) -> Ints:
     """Return the bytes of float32 and uint32 arrays, one after the other, as 4-byte words. Raises TypeError."""
-    if any(array.itemsize != WORD for array in arrays):
-        raise TypeError("values must have 4 bytes")
-    words = [np.ascontiguousarray(array).reshape(-1).view(np.int32) for array in arrays]
+    words = [_words_of(array) for array in arrays]
     return words[0] if len(words) == 1 else np.concatenate(words)
+
+
+def _words_of(array: NDArray[Any]) -> Ints:
+    if array.itemsize != WORD:
+        raise TypeError("values must have 4 bytes")
+    return np.ascontiguousarray(array).reshape(-1).view(np.int32)
 
 
 def to_arrays(kind: Kind, words: Ints, rows: int) -> Arrays:
