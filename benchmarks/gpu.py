@@ -7,8 +7,8 @@ speed: tokens per second of the model alone, no tokenizer, as the worker runs it
 runs), and which fraction of the device's own bfloat16 matrix products that is; beside it, in turns with it, are
 sentence-transformers' and transformers' models (SDPA), on padded batches sorted by length, at the batch size that suits
 each best. latency: one text of 16 tokens. idle: the share of the time in which no kernel runs, from torch's profiler,
-under load. cosine: least cosine of a family's token vectors to float32 on the CPU. served: over gRPC, with clients in
-processes of their own. Exits with 2 where there is no CUDA device.
+under load. cosine: least one of a family's token vectors to float32 on the CPU. served: over gRPC, by client processes.
+Exits with 2 where there is no CUDA device.
 """
 
 import argparse
@@ -33,18 +33,17 @@ from benchmarks.limit import Shape
 from benchmarks.padded import peers, run_padded
 from benchmarks.swarm import CALLERS, call, server
 from benchmarks.workloads import write_texts
-from tei_grpc.config import EngineConfig, Settings
+from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.runner import Runner
 from tei_grpc.loading.model_config import read_model_config
-from tei_grpc.types import Arrays, Batch, Entry, Ints, Kind
+from tei_grpc.types import Batch, Entry, Ints, Kind
 from tests.checkpoints import BERT_SPECIAL, ROWS, make_checkpoint, write_pooling, write_tokenizer
 
 SHAPES = {"BERT-base": Shape(12, 768, 3072), "BERT-large": Shape(24, 1024, 4096)}
 TINY = {"tiny BERT": Shape(2, 64, 128)}
 HEAD_DIM, LIMIT, VOCABULARY, SMALL_VOCABULARY = 64, 512, 30522, 90
 LENGTHS = (32, 50, 128, 512)
-BATCH_TOKENS, TINY_TOKENS = 16384, 1024
 THEIR_BATCHES = (32, 128, 512)  # texts
 CLIENTS, FRONTENDS = 8, (1, 4, 8)  # processes
 FAMILIES = ("bert-mean", "roberta", "distilbert", "mpnet", "deberta", "modernbert", "nomic", "gte", "jina-v3",
@@ -74,7 +73,7 @@ class Setting(NamedTuple):
 
     def tokens(self) -> int:
         """Of a batch."""
-        return TINY_TOKENS if self.is_dry else BATCH_TOKENS
+        return 1024 if self.is_dry else 16384
 
 
 class Line(NamedTuple):
@@ -106,7 +105,8 @@ def model_folder(setting: Setting, name: str) -> Path:
 
 def load(setting: Setting, folder: Path, **options: Any) -> Runner:
     """Our runner, warm."""
-    config = EngineConfig(model_id=str(folder), device=setting.device, max_batch_tokens=setting.tokens(), **options)
+    options = {"max_batch_tokens": setting.tokens(), "device": setting.device, **options}
+    config = EngineConfig(model_id=str(folder), **options)
     runner = Runner(read_model_config(folder, config), config)
     runner.warm_up()
     return runner
@@ -191,8 +191,7 @@ def measure_latency(setting: Setting) -> Iterator[Line]:
     """One short text at a time, from token ids to a vector on the host."""
     for name in setting.shapes():
         runner = load(setting, model_folder(setting, name), dtype="bfloat16")
-        (batch,) = batches_of(ids_of([16]), setting.tokens())
-        seconds = []
+        (batch,), seconds = batches_of(ids_of([16]), setting.tokens()), []
         for _ in range(20 if setting.is_dry else 300):
             start = time.perf_counter()
             runner.run(batch)
@@ -241,33 +240,31 @@ def measure_cosine(setting: Setting) -> Iterator[Line]:
         entries = [Entry(row, Kind.EMBED_ALL, text % SMALL_VOCABULARY) for row, text in enumerate(texts)]
         expected = load(setting._replace(device="cpu"), folder, dtype="float32").run(pack(entries))
         for dtype in ("float16", "bfloat16"):
-            found = load(setting, folder, dtype=dtype).run(pack(entries))
-            cosine = min(_least_cosine(*pair) for pair in zip(found, expected, strict=True))
+            found = load(setting, folder, dtype=dtype, max_batch_tokens=256).run(pack(entries))
+            cosine = min(
+                float(functional.cosine_similarity(*map(torch.from_numpy, (a, b)), dim=-1).min())
+                for (a,), (b,) in zip(found, expected, strict=True)
+            )
             yield Line(f"{ROWS[name].model}, {dtype}", "ours", f"{cosine:.5f}", "least cosine to float32 on the CPU")
-
-
-def _least_cosine(found: Arrays, expected: Arrays) -> float:
-    (a,), (b,) = found, expected
-    return float((np.sum(a * b, -1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)).min())
 
 
 def measure_served(setting: Setting) -> Iterator[Line]:
     """Over gRPC, with clients in processes of their own."""
     name = next(iter(setting.shapes()))
     folder, processes = model_folder(setting, name), 1 if setting.is_dry else CLIENTS
-    has_frontends = "frontends" in Settings.model_fields
-    for count in FRONTENDS if has_frontends and not setting.is_dry else (0,):
-        options = ["--device", setting.device, "--dtype", "bfloat16", "--max-batch-tokens", str(setting.tokens())]
-        options += ["--max-concurrent-requests", "16384", *(["--frontends", str(count)] if has_frontends else [])]
-        with server(folder, *options) as address, multiprocessing.get_context("spawn").Pool(processes) as pool:
-            for length in (50, 512):
-                texts = write_texts(folder, [length] * (8 if setting.is_dry else 512))
-                pool.starmap(call, [(address, texts[:CALLERS], 0.1)] * processes)
-                start = time.perf_counter()
-                answered = sum(pool.starmap(call, [(address, texts, 2 * setting.seconds)] * processes))
-                found = answered / (time.perf_counter() - start)
-                what, note = f"{name} over gRPC, {length} tokens", f"{found * length:,.0f} tokens/s"
-                yield Line(what, f"{count} front-ends", f"{found:,.0f} texts/s", note)
+    options = ["--device", setting.device, "--dtype", "bfloat16", "--max-batch-tokens", str(setting.tokens())]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for count in (0,) if setting.is_dry else FRONTENDS:
+            more = ["--max-concurrent-requests", "16384", "--frontends", str(count)]
+            with server(folder, *options, *more) as address:
+                for length in (50, 512):
+                    texts = write_texts(folder, [length] * (8 if setting.is_dry else 512))
+                    pool.starmap(call, [(address, texts[:CALLERS], 0.1)] * processes)
+                    start = time.perf_counter()
+                    answered = sum(pool.starmap(call, [(address, texts, 2 * setting.seconds)] * processes))
+                    found = answered / (time.perf_counter() - start)
+                    what, subject = f"{name} over gRPC, {length} tokens", f"{count} front-ends"
+                    yield Line(what, subject, f"{found:,.0f} texts/s", f"{found * length:,.0f} tokens/s")
 
 
 PARTS = {
@@ -289,9 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("there is no CUDA device here: nothing was measured (`--device cpu` is a dry run)", file=sys.stderr)
         return 2
-    where = "a dry run on the CPU: no number means anything"
-    if options.device == "cuda":
-        where = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    where = (
+        "a dry run on the CPU: no number means anything" if options.device == "cpu" else torch.cuda.get_device_name()
+    )
     print(f"# {where}; torch {torch.__version__}, transformers {transformers.__version__}")
     with tempfile.TemporaryDirectory() as temporary:
         setting = Setting(options.device, options.seconds, Path(temporary))
