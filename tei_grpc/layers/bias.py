@@ -5,6 +5,7 @@ once per batch, for `distances`; a block of attention takes its window from the 
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -51,8 +52,13 @@ class DistanceBias:
 def alibi_bias(heads: int, inputs: PackedInputs) -> DistanceBias:
     """-slope * |distance|, the symmetric form of ALiBi that bidirectional encoders use."""
     away = distances(inputs)
-    slopes = torch.tensor(alibi_slopes(heads), device=away.device)
-    return DistanceBias(-slopes[:, None] * away.abs())
+    return DistanceBias(-_slopes(heads, away.device)[:, None] * away.abs())
+
+
+@cache
+def _slopes(heads: int, device: torch.device) -> Tensor:
+    """They stay on the device: to copy them there would have every batch wait for the one before it."""
+    return torch.tensor(alibi_slopes(heads), device=device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Buckets:
         """Exact on the inner half of each side, logarithmic beyond; in float32, which decides how the edges round."""
         exact, away = self.half // 2, relative.abs()
         far = torch.log(away.clamp(min=1) / exact)
-        range_ = torch.log(torch.tensor((self.longest - 1) / exact, device=far.device))
+        range_ = torch.log(torch.full((), (self.longest - 1) / exact, device=far.device))
         rows = torch.ceil(far / range_ * (exact - 1)) + exact
         return torch.where(away <= exact, relative, rows.long() * relative.sign())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tei_grpc.layers.attention import Bias, Mask
-from tei_grpc.layers.packed import PackedInputs
+from tei_grpc.layers.packed import PackedInputs, send
 
 BLOCK = 128  # rows; flex_attention's own
 
@@ -84,8 +84,8 @@ def block_mask(inputs: PackedInputs, mask: Mask) -> BlockMask:
     counts = stop - first
     indices = (first[:, None] + np.arange(-(-tokens // BLOCK))) % -(-tokens // BLOCK)
     return BlockMask.from_kv_blocks(
-        torch.from_numpy(counts.astype(np.int32))[None, None].to(device),
-        torch.from_numpy(indices.astype(np.int32))[None, None].to(device),
+        send(torch.from_numpy(counts.astype(np.int32))[None, None], device),
+        send(torch.from_numpy(indices.astype(np.int32))[None, None], device),
         BLOCK_SIZE=BLOCK,
         mask_mod=_sees(inputs.text_ids, mask),
         seq_lengths=(tokens, tokens),

@@ -80,7 +80,7 @@ def place(
     ids[0, :taken], ids[1, :taken], ids[2, :taken] = batch.input_ids, batch.position_ids, batch.token_type_ids
     ids[3] = np.repeat(np.arange(texts), lengths)
     np.cumsum(lengths, out=offsets[1:])
-    placed = _send(torch.from_numpy(host), device)
+    placed = send(torch.from_numpy(host), device)
     input_ids, position_ids, token_type_ids, text_ids = placed[: 4 * tokens].view(4, tokens).unbind()
     return PackedInputs(
         input_ids=input_ids,
@@ -96,11 +96,12 @@ def place(
 
 
 def upload(values: Sequence[int], device: torch.device) -> Tensor:
-    """The values as a tensor, int64; on the way to a CUDA device nothing waits for what the device is doing."""
-    return _send(torch.tensor(values, dtype=torch.int64), device)
+    """The values as a tensor, int64, on the device (see `send`)."""
+    return send(torch.tensor(values, dtype=torch.int64), device)
 
 
-def _send(host: Tensor, device: torch.device) -> Tensor:
+def send(host: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU, on the device; on the way to a CUDA device nobody waits for what it is doing."""
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
