@@ -10,6 +10,7 @@ from tei_grpc.errors import StartupError
 T = TypeVar("T")
 
 LFS_MAGIC = b"version https://git-lfs"
+LONGEST_PATH = 255  # bytes; no file system has longer names, and no checkpoint paths of several long ones
 JSON_NAMES = {str: "a string", int: "a whole number", list: "a list", dict: "an object"}
 
 
@@ -47,7 +48,7 @@ def read_value(content: Mapping[str, Any], key: str, kind: type[T], file: str) -
 
 def check_inside(path: str, source: str) -> None:
     """Raise StartupError when `path`, which the file `source` names, leads out of the checkpoint's directory."""
-    if Path(path).is_absolute() or ".." in Path(path).parts:
+    if Path(path).is_absolute() or ".." in Path(path).parts or len(path.encode("utf-8", "replace")) > LONGEST_PATH:
         raise StartupError(f"`{source}` names `{path:.100}`, which is not in the checkpoint's directory")
 
 
