@@ -194,14 +194,25 @@ def test_reserved_ports_are_told_and_nobody_else_gets_them():
     claim([tcp(port) for port in ports])
 
 
-async def test_those_who_share_a_reserved_port_get_all_connections():
-    with reserve(config(port=0)) as options:
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        pytest.param("::1", "::1", marks=needs_ipv6),
+        pytest.param("::", "::1", marks=needs_ipv6),
+    ],
+)
+async def test_those_who_share_a_reserved_port_get_all_connections(host, local):
+    with reserve(ServerConfig(hostname=host, port=0)) as options:
         servers = [grpc.aio.server(options=[("grpc.so_reuseport", 1)]) for _ in range(2)]
         for server in servers:
-            listen(server, tcp(options["port"]))
+            listen(server, tcp(options["port"], host))
             await server.start()
         for _ in range(10):
-            socket.create_connection(("127.0.0.1", options["port"]), timeout=5).close()
+            socket.create_connection((local, options["port"]), timeout=5).close()
+        with pytest.raises(StartupError, match="is in use"):
+            claim([tcp(options["port"], host)])
         for server in servers:
             await server.stop(None)
 
