@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from benchmarks.client import Client, requests_of
 
 CALLERS = 64  # of a process
+CHANNELS = 4  # of a process, so that all of them together reach every front-end
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def call(address: str, texts: Sequence[str], seconds: float) -> int:
     """Unary calls from many callers for that long; how many were answered."""
 
     async def run() -> int:
-        client, answered = Client(address), 0
+        client, answered = Client(address, CHANNELS), 0
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:
             answered += len(await client.closed_loop(requests_of(texts), CALLERS))
