@@ -125,6 +125,11 @@ def test_devices(value: str) -> None:
     assert load({**MODEL, "device": value}, {})[0].device == value
 
 
+@pytest.mark.parametrize(("environment", "expected"), [({}, True), ({"USE_FLASH_ATTENTION": "false"}, False)])
+def test_flash_attention_is_turned_off_as_in_tei(environment: dict[str, str], expected: bool) -> None:
+    assert load(MODEL, environment)[0].use_flash_attention is expected
+
+
 def test_every_wrong_option_has_a_line_of_its_own() -> None:
     assert len(refusal({"port": "x", "dtype": "y"}).splitlines()) == 2
 

@@ -148,6 +148,29 @@ def test_torchs_kernel_is_refused_where_it_does_not_run() -> None:
     assert fastest(varlen.find_varlen(), sample(CPU, torch.bfloat16), lambda run: 0.0) is None
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "flash", "found"),
+    [
+        ((8, 0), torch.bfloat16, True, "varlen_attn"),
+        ((9, 0), torch.float16, True, "varlen_attn"),
+        ((7, 5), torch.float16, True, None),  # a card before Ampere
+        ((9, 0), torch.float32, True, None),
+        ((9, 0), torch.bfloat16, False, None),  # USE_FLASH_ATTENTION=false
+    ],
+)
+def test_flash_attention_is_for_16_bits_on_newer_cards_unless_it_is_turned_off(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    flash: bool,
+    found: str | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(varlen, "find_varlen", lambda: of_torch(stand_ins.varlen_attn))
+    chosen = choose_kernels(CPU, dtype, flash=flash).flash
+    assert (None if chosen is None else chosen.name) == found
+
+
 def attended(kernels: Kernels, mask: Mask = FULL, dtype: torch.dtype = torch.bfloat16, head_dim: int = 8) -> list[str]:
     query, key, value = (states(4, seed=seed, head_dim=head_dim).to(dtype) for seed in range(3))
     Call(query, (key, value), packed_inputs(*LENGTHS), 0.3, mask).to(kernels)
