@@ -4,12 +4,15 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 from http.server import BaseHTTPRequestHandler
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tei_grpc.errors import StartupError
 from tei_grpc.metrics.server import Metrics
+
+RETRY_SECONDS = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,13 @@ def _server_class(hostname: str) -> type[socketserver.ThreadingTCPServer]:
         address_family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
         allow_reuse_address = True
         daemon_threads = True
+
+        def get_request(self) -> tuple[socket.socket, object]:
+            try:
+                return super().get_request()
+            except OSError:  # no file descriptor is left: asked again at once, the system would say the same for ever
+                time.sleep(RETRY_SECONDS)
+                raise
 
         def handle_error(self, request: object, client_address: object) -> None:
             logger.debug("A scrape was not finished", exc_info=True)

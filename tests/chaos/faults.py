@@ -44,6 +44,7 @@ class Size(NamedTuple):
     connections: int = 5000
     streams: int = 10_000
     pings: int = 100_000
+    texts: int = 60
 
 
 class Sick:
@@ -228,6 +229,14 @@ async def readers_are_slow(server: Sick, _: Size) -> Codes:
     return told
 
 
+async def texts_are_long(server: Sick, size: Size) -> Codes:
+    """One stream that wants 64,000 characters tokenized over and over."""
+    request = tei_pb2.EncodeRequest(inputs="w1 w2 " * 10_666)
+    async with connect(server.address) as channel:
+        call = tei_pb2_grpc.TokenizeStub(channel).TokenizeStream(iter([request] * size.texts))
+        return Counter([len(reply.tokens) async for reply in call] and [(await call.code()).name])
+
+
 async def pings_flood(server: Sick, size: Size) -> Codes:
     """One connection, no calls, as many pings as it takes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -255,6 +264,7 @@ FAULTS: list[Fault] = [
     descriptors_run_out,
     streams_flood,
     readers_are_slow,
+    texts_are_long,
     pings_flood,
 ]
 DEADLY = (thread_dies, process_crashes)  # a supervisor must start the process again

@@ -5,7 +5,7 @@ import pytest
 from tests.chaos import faults
 from tests.chaos.faults import Fault, Size, examine, is_well
 
-SMALL = Size(connections=200, streams=500, pings=10_000)
+SMALL = Size(connections=200, streams=500, pings=10_000, texts=10)
 TOLD = {
     faults.model_raises: {"OK": 15, "INTERNAL": 1},
     faults.memory_runs_out: {"OK": 15, "INTERNAL": 1},
@@ -14,6 +14,7 @@ TOLD = {
     faults.clients_come_and_go: {"OK": 200},
     faults.streams_flood: {"answered": 500, "OK": 500},
     faults.readers_are_slow: {"stopped by flow control": 50},
+    faults.texts_are_long: {"OK": 1},
     faults.pings_flood: {"turned away": 1},
 }
 

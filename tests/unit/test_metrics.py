@@ -1,7 +1,9 @@
 """Metrics: names as dashboards know them, exact values, and the listener."""
 
 import re
+import resource
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -309,3 +311,24 @@ def test_port_in_use_is_refused_by_name(metrics: Metrics) -> None:
         port = other.getsockname()[1]
         with pytest.raises(StartupError, match=rf"^`--prometheus-port` .* 127\.0\.0\.1:{port}: "):
             MetricsListener(metrics, "127.0.0.1", port)
+
+
+def test_listener_without_a_descriptor_for_a_scrape_waits_and_then_serves_it(
+    listener: MetricsListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+    accept = socket.socket.accept
+    monkeypatch.setattr(socket.socket, "accept", lambda self: tries.append(1) or accept(self))
+    host, _, port = listener.address.rpartition(":")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as scrape:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (scrape.fileno() + 1, limits[1]))
+        try:
+            scrape.connect((host, int(port)))
+            time.sleep(0.5)
+            assert 1 <= len(tries) <= 10
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        scrape.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        scrape.settimeout(10)
+        assert scrape.recv(100).startswith(b"HTTP/1.0 200")
