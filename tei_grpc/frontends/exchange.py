@@ -41,7 +41,7 @@ ERROR_KINDS = list(ErrorKind)
 class Ticket(NamedTuple):
     """Whose entry it is, what it is called there, and its slot."""
 
-    customer: "Customer"
+    connection: "Connection"
     id: int
     slot: int
 
@@ -60,7 +60,7 @@ class Exchange:
         self._memory, self._permits = memory, permits
         self._news: list[Message] = []  # what a front-end has to hear first
         self._healthy = True
-        self._customers: set[Customer] = set()
+        self._connections: set[Connection] = set()
 
     def locate(self, checkpoint: Snapshot) -> None:
         """Tell all front-ends, also later ones, where the checkpoint is."""
@@ -72,20 +72,20 @@ class Exchange:
         self.slots = Slots(self._memory, self._permits, longest)
         self._announce(Loaded(longest, json.dumps(asdict(facts))))
 
-    def connect(self, end: socket.socket) -> "Customer":
+    def connect(self, end: socket.socket) -> "Connection":
         """Serve a front-end at the other end of a socket pair."""
-        customer = Customer(self, end, self._customers.discard)
-        self._customers.add(customer)
+        connection = Connection(self, end, self._connections.discard)
+        self._connections.add(connection)
         for message in [*self._news, Healthy(self._healthy)]:
-            customer.send(message)
-        return customer
+            connection.send(message)
+        return connection
 
     def deliver(self, results: Sequence[Output | Failure]) -> None:
         """Hand the device's results to those whose entries they are."""
         for result in results:
             ticket = self.tickets.pop(result.id, None)
             if ticket is not None:
-                ticket.customer.answer(ticket, result)
+                ticket.connection.answer(ticket, result)
 
     def follow(self, healthy: bool) -> None:
         """Tell all front-ends whether the device runs."""
@@ -94,23 +94,23 @@ class Exchange:
 
     def tell(self, message: Message) -> None:
         """Send a message to all front-ends."""
-        for customer in self._customers:
-            customer.send(message)
+        for connection in self._connections:
+            connection.send(message)
 
     def close(self) -> None:
         """Let go of all front-ends, which ends them."""
-        for customer in list(self._customers):
-            customer.close()
+        for connection in list(self._connections):
+            connection.close()
 
     def _announce(self, message: Message) -> None:
         self._news.append(message)
         self.tell(message)
 
 
-class Customer:
+class Connection:
     """One front-end: the permits and entries it has. When it is gone, all of them come back."""
 
-    def __init__(self, exchange: Exchange, end: socket.socket, on_end: "Callable[[Customer], None]") -> None:
+    def __init__(self, exchange: Exchange, end: socket.socket, on_end: "Callable[[Connection], None]") -> None:
         self.listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.trouble: str | None = None  # why it cannot start

@@ -7,7 +7,7 @@ import socket
 import sys
 
 from tei_grpc.errors import StartupError
-from tei_grpc.frontends.exchange import Customer, Exchange
+from tei_grpc.frontends.exchange import Connection, Exchange
 from tei_grpc.frontends.process import Job
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Frontend:
     """Starts a front-end, and another one whenever it ends."""
 
     pid: int
-    customer: Customer  # at the exchange
+    connection: Connection  # at the exchange
     ended: asyncio.Task[int]  # has its exit code
 
     def __init__(self, job: Job, exchange: Exchange) -> None:
@@ -39,19 +39,19 @@ class Frontend:
             )
             job = self._job._replace(channel=theirs.fileno(), is_late=is_late)
         self.pid = self._process.pid
-        self.customer = self._exchange.connect(ours)
+        self.connection = self._exchange.connect(ours)
         self.ended = asyncio.create_task(self._process.wait())
         if self._process.stdin is not None:
             self._process.stdin.write(job.to_json())
             self._process.stdin.close()
 
     async def wait_until(self, step: asyncio.Future[None]) -> None:
-        """Wait for a step of `customer`. Raises StartupError when the process ends first."""
+        """Wait for a step of `connection`. Raises StartupError when the process ends first."""
         either: list[asyncio.Future[None] | asyncio.Task[int]] = [step, self.ended]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not step.done():
             code = self.ended.result()
-            raise StartupError(self.customer.trouble or f"A front-end ended with exit code {code} while it started")
+            raise StartupError(self.connection.trouble or f"A front-end ended with exit code {code} while it started")
 
     async def keep(self) -> None:
         """Replace the process whenever it ends. For a task, which ends only by being cancelled."""
@@ -61,7 +61,7 @@ class Frontend:
             logger.error("Front-end %d ended with exit code %d: starting another", self._job.number, code)
             try:
                 await self.start(is_late=True)
-                await self.wait_until(self.customer.ready)
+                await self.wait_until(self.connection.ready)
                 logger.info("Front-end %d serves again", self._job.number)
             except (StartupError, OSError) as error:
                 logger.error("%s", error)

@@ -98,7 +98,10 @@ class RemoteDevice:
         """See Device."""
         self._deliver = deliver
         self._on_state = on_state
-        return await self._facts
+        facts = await self._facts
+        if not self._healthy:  # which was told before anybody listened
+            on_state(False)
+        return facts
 
     def admit(self, *, waits: bool) -> Awaitable[None] | None:
         """See Device. It always takes a way there and back."""

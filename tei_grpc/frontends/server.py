@@ -51,7 +51,7 @@ class FrontendsServer:
                 await frontend.start()
                 self.frontends.append(frontend)
             for frontend in self.frontends:
-                await frontend.wait_until(frontend.customer.listening)
+                await frontend.wait_until(frontend.connection.listening)
         except StartupError:
             await self.stop()
             raise
@@ -63,7 +63,7 @@ class FrontendsServer:
         with loading_errors(self._settings):
             info = await self._load()
         for frontend in self.frontends:
-            await frontend.wait_until(frontend.customer.ready)
+            await frontend.wait_until(frontend.connection.ready)
         self._keepers = [asyncio.create_task(frontend.keep()) for frontend in self.frontends]
         self._metrics.describe(info)
         notices.announce_serving(addresses, self._settings, info, has_keys=self._has_keys)

@@ -245,7 +245,7 @@ async def test_killed_front_end_costs_its_own_calls_only_and_comes_back(fronted,
         assert fronted.device.waiting == 1
         fronted.runner.gate.set()
         assert [await held.code(), await kept.code()] == [Code.OK, Code.OK]
-    while frontend.pid == victim or not frontend.customer.ready.done():
+    while frontend.pid == victim or not frontend.connection.ready.done():
         async with grpc.aio.insecure_channel(fronted.address, options=OWN_CONNECTION) as channel:
             assert await tei_pb2_grpc.InfoStub(channel).Info(tei_pb2.InfoRequest()).code() is Code.OK
     async with fronted.channels() as channels:

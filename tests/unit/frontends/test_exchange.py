@@ -25,7 +25,7 @@ class Side:
 
     def __init__(self, exchange, memory):
         ours, theirs = socket.socketpair()
-        self.customer = exchange.connect(ours)
+        self.connection = exchange.connect(ours)
         self.device = RemoteDevice(theirs, memory, PERMITS)
         self.results, self.states = {}, []
 
@@ -109,9 +109,9 @@ async def test_who_gives_up_waiting_takes_no_permit(seam):
     for _ in range(PERMITS):
         await one.device.admit(waits=False)
     waiting = asyncio.create_task(two.device.admit(waits=True))
-    await until(lambda: two.customer._waiting)
+    await until(lambda: two.connection._waiting)
     waiting.cancel()
-    await until(lambda: not two.customer._waiting)
+    await until(lambda: not two.connection._waiting)
     for _ in range(PERMITS):
         one.device.release()
     await until(lambda: local.free_permits == PERMITS)
@@ -138,7 +138,7 @@ async def test_all_that_a_lost_front_end_has_comes_back(seam):
         await one.device.admit(waits=False)
         one.device.submit(entry(id, 1))
     waiting = asyncio.create_task(one.device.admit(waits=True))
-    await until(lambda: one.customer._waiting)
+    await until(lambda: one.connection._waiting)
     await one.device.stop()
     await until(lambda: local.free_permits == PERMITS)
     assert local.waiting == 0
@@ -154,7 +154,7 @@ async def test_all_who_wait_are_told_when_the_other_side_is_lost(seam):
     await one.device.admit(waits=False)
     one.device.submit(entry(0, 1))
     waiting = [asyncio.create_task(one.device.admit(waits=waits)) for waits in (True, True)]
-    await until(lambda: local.free_permits == 0 or one.customer._waiting)
+    await until(lambda: local.free_permits == 0 or one.connection._waiting)
     exchange.close()
     await until(lambda: 0 in one.results)
     assert isinstance(one.results[0], Failure)
@@ -184,6 +184,16 @@ async def test_states_of_the_device_are_passed_on_once(seam):
     for healthy in (True, False, False, True):
         exchange.follow(healthy)
     await until(lambda: one.states == two.states == [False, True])
+
+
+async def test_late_front_end_hears_that_the_device_does_not_run(seam):
+    _, exchange, one, _ = seam
+    exchange.follow(False)
+    late = Side(exchange, one.device._memory)
+    await until(lambda: not late.device._healthy)
+    await late.start()
+    assert late.states == [False]
+    await late.device.stop()
 
 
 async def test_entries_are_refused_when_the_local_device_has_ended(seam):
