@@ -2,4 +2,4 @@
 
 from tei_grpc import cpus
 
-cpus.set_environment()
+cpus.tune_process()

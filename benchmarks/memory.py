@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tei_grpc import cpus
 
-cpus.set_environment()  # as a server does, before torch is there
+cpus.tune_process()  # as a server does, before torch is there
 
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 
 from tei_grpc import cpus
 
-cpus.set_environment()  # as the server does: before anything imports torch
+cpus.tune_process()  # as the server does: before anything imports torch
 
 MODELS = Path(__file__).resolve().parent.parent / ".models"
 

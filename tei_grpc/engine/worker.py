@@ -126,7 +126,7 @@ class Worker:
         return runner
 
     def _load_runner(self) -> "Runner":
-        cpus.set_environment()
+        cpus.tune_process()
         from tei_grpc.engine.runner import Runner  # torch takes seconds to import: here, not on the event loop
 
         return Runner(self._model, self._config)

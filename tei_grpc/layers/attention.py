@@ -128,7 +128,8 @@ def _attend_short(states: _States, group: Group, scale: float, mask: Mask) -> No
     height, width = _padded_sizes(length, dtype)
     every = slice(0, length)
     most = max(1, BLOCK_ROWS // length)
-    for texts, heads in _blocks(group.texts, most, states.key.shape[1], shared * height * width):
+    blocks = _blocks(group.texts, most, states.key.shape[1], shared * height * width, dtype)
+    for texts, heads in blocks:
         rows = slice(texts.start * length, texts.stop * length)
         count, query_heads = texts.stop - texts.start, slice(heads.start * shared, heads.stop * shared)
         query = _by_head(states.query[rows, query_heads], count, shared, height, dtype)
@@ -159,15 +160,17 @@ def _padded_sizes(length: int, dtype: torch.dtype) -> tuple[int, int]:
     return padded, padded
 
 
-def _blocks(texts: int, most: int, heads: int, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Cut a group of `scores` scores per text and key head: by powers of two of texts, and within a text by heads.
+def _blocks(texts: int, most: int, heads: int, scores: int, dtype: torch.dtype) -> Iterator[tuple[slice, slice]]:
+    """Cut a group of `scores` scores per text and key head: by texts, `most` at the most, and within a text by heads.
 
-    No block has more than `most` texts.
+    Where oneDNN multiplies, for bfloat16, the numbers of texts are powers of two, so that kernels are few.
     """
     at_once = max(1, BLOCK_SCORES // scores)
     start = 0
     while start < texts:
-        size = _power_of_two(min(texts - start, most, max(1, at_once // heads)))
+        size = min(texts - start, most, max(1, at_once // heads))
+        if dtype == torch.bfloat16:
+            size = _power_of_two(size)
         for head in _cut(heads, at_once):
             yield slice(start, start + size), head
         start += size

@@ -42,7 +42,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Measure. Raises StartupError."""
-    cpus.set_environment()
+    cpus.tune_process()
     from tei_grpc.commands.bench import subject  # loads torch
 
     texts = read_texts(arguments.texts) if arguments.texts else make_texts(TEXTS)
