@@ -40,9 +40,9 @@ def tune_process() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
     if mallopt is not None:
-        for number, value, variable in MALLOC:
+        for number, size, variable in MALLOC:
             if variable not in os.environ:
-                mallopt(number, value)
+                mallopt(number, size)
 
 
 def available() -> int:
