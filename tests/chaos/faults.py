@@ -57,6 +57,11 @@ class Sick:
         self.usage = psutil.Process(process.pid)
         self._metrics_port = metrics_port
 
+    async def is_busy(self) -> None:
+        """Return once an input is under way."""
+        while (await asyncio.to_thread(read_metrics, self._metrics_port))["te_permits_in_use"] == 0:
+            await asyncio.sleep(0.01)
+
     async def lost(self) -> float:
         """Requests that have begun and not ended, once all is quiet."""
         for _ in range(100):

@@ -39,6 +39,7 @@ async def test_jump_of_the_clock_neither_ends_nor_prolongs_a_call(jump: str, tmp
     ):
         stub = tei_pb2_grpc.EmbedStub(channel)
         held = stub.Embed(tei_pb2.EmbedRequest(inputs="w195"), timeout=30)
+        await server.is_busy()
         waiting = stub.Embed(tei_pb2.EmbedRequest(inputs="w1"), timeout=30)
         impatient = stub.Embed(tei_pb2.EmbedRequest(inputs="w1"), timeout=0.3)
         await asyncio.sleep(0.1)
