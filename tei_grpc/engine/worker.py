@@ -109,7 +109,7 @@ class Worker:
             if not self._queue.closed:
                 self._set_healthy(False)
             self._call(self._settle, StartupError("The model could not be loaded: its thread ended"))
-            self._fail([*self._running(), *self._queue.close()], lambda: UnavailableError(GONE))
+            self._fail_all(GONE, self._queue.close())
 
     def _load(self) -> "Runner | None":
         try:
@@ -148,7 +148,8 @@ class Worker:
                 continue
             self._fail(taken.expired, DeadlineError)
             if taken.batch:
-                self._flights += (self._launch(runner, taken.batch),)
+                ahead, self._flights = self._flights, (*self._flights, Flight(taken.batch, 0, None))  # being started
+                self._flights = (*ahead, self._launch(runner, taken.batch))
             self._land_all(runner, but=runner.ahead)
         self._land_all(runner, but=0)
 
@@ -245,11 +246,11 @@ class Worker:
         self._on_state(self._healthy and not self._watchdog.is_hung)
 
     def _follow_watchdog(self, is_hung: bool) -> None:
-        """Answer all who wait once the batch hangs; when it ends after all, everything goes on."""
+        """Answer all once the batch hangs; when it ends after all, everything goes on."""
         if is_hung:
             running = self._running()
             logger.error("a batch of %d hangs, at\n%s", len(running), _stack(self._thread))
-            self._fail([*running, *self._queue.clear()], lambda: UnavailableError(HUNG))
+            self._fail_all(HUNG, self._queue.clear())
             self._call(self._given_up.update, [entry.id for entry in running])
         else:
             logger.warning("the batch that hung has ended")
@@ -259,6 +260,15 @@ class Worker:
         """Deliver, but nothing twice."""
         self._deliver([result for result in results if result.id not in self._given_up])
         self._given_up.difference_update(result.id for result in results)
+
+    def _fail_all(self, text: str, waiting: Sequence[Entry]) -> None:
+        """Fail what is on the device and what waits for it.
+
+        Callers try UNAVAILABLE again elsewhere, which is for those that waited alone: one of the others may be what the
+        device does not bear.
+        """
+        self._fail(self._running(), lambda: InferenceError(text))
+        self._fail(waiting, lambda: UnavailableError(text))
 
     def _fail(self, entries: Sequence[Entry], error: Callable[[], TeiError]) -> None:
         if entries:

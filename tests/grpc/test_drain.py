@@ -179,6 +179,6 @@ async def test_server_whose_model_hangs_ends_without_a_crash(tmp_path):
     async with process(tmp_path, "0", "busy", until="Serving on") as (started, channel):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await tei_pb2_grpc.EmbedStub(channel).Embed(embed_request(), timeout=30)
-        assert caught.value.code() is Code.UNAVAILABLE
+        assert caught.value.code() is Code.INTERNAL
         started.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(started.wait(), 30) == 1

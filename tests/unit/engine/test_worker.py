@@ -362,7 +362,7 @@ async def test_batches_are_counted_by_requests_and_tokens(device_over):
     assert metrics.registry.get_sample_value("te_batch_next_tokens_sum") == 9
 
 
-async def test_dead_thread_fails_what_ran_and_what_waited(device_over):
+async def test_dead_thread_fails_what_ran_for_good_and_what_waited_for_now(device_over):
     runner = FakeRunner()
 
     def die(each: Entry):
@@ -373,7 +373,8 @@ async def test_dead_thread_fails_what_ran_and_what_waited(device_over):
         await held_back(device, runner, [entry(1), entry(2)])
         runner.gate.set()
         await desk.until(lambda: len(desk.results) == 3)
-        assert set(desk.errors().values()) == {UnavailableError}
+        assert desk.errors() == {0: InferenceError, 1: UnavailableError, 2: UnavailableError}
+        assert {str(result.error) for result in desk.results.values()} == {"The model runner is gone"}
         assert desk.states == [False]
 
 
@@ -432,11 +433,12 @@ def impatient(monkeypatch):
     return {"runner_timeout": 0.03}
 
 
-async def test_hanging_batch_fails_all_who_wait_and_turns_health(device_over, impatient):
+async def test_hanging_batch_fails_for_good_what_waits_for_now_and_health_turns(device_over, impatient):
     runner = FakeRunner()
     async with device_over(runner, **impatient) as (device, desk):
         await held_back(device, runner, [entry(1), entry(2)])
         await desk.until(lambda: len(desk.results) == 3)
+        assert desk.errors() == {0: InferenceError, 1: UnavailableError, 2: UnavailableError}
         assert {str(result.error) for result in desk.results.values()} == {"The model runner does not answer"}
         assert desk.states == [False]
         with pytest.raises(UnavailableError, match="The model runner does not answer"):
@@ -452,7 +454,7 @@ async def test_batch_that_ends_after_all_turns_health_back_and_is_not_delivered_
         await desk.until(lambda: desk.states == [False, True])
         device.submit(entry(1))
         await desk.until(lambda: 1 in desk.results)
-        assert desk.errors() == {0: UnavailableError}
+        assert desk.errors() == {0: InferenceError}
 
 
 async def test_batch_may_take_many_times_what_its_tokens_took_at_start(device_over, impatient):
@@ -493,7 +495,27 @@ async def test_check_that_hangs_turns_health_too(device_over, impatient):
     async with device_over(runner, **impatient) as (device, desk):
         device.submit(entry(BAD))
         await desk.until(lambda: desk.states == [False])
-        assert desk.errors() == {BAD: UnavailableError}
+        assert desk.errors() == {BAD: InferenceError}
+
+
+@pytest.mark.parametrize(("step", "on_the_device"), [("launch", {1}), ("collect", {1, 2})])
+async def test_what_is_on_a_device_that_hangs_fails_for_good(device_over, impatient, step, on_the_device):
+    runner, submitted = Overlapping(), threading.Event()
+
+    def hang(at: str, batch: Batch):
+        submitted.wait()
+        if (at, batch.entries[0].id) == (step, 1):
+            runner.gate.clear()
+            runner.gate.wait()
+
+    runner.failing = hang
+    async with device_over(runner, max_batch_requests=1, **impatient) as (device, desk):
+        for id in (1, 2, 3):
+            device.submit(entry(id))
+        submitted.set()
+        await desk.until(lambda: len(desk.results) == 3)
+        expected = {id: InferenceError if id in on_the_device else UnavailableError for id in (1, 2, 3)}
+        assert desk.errors() == expected
 
 
 async def test_device_that_hangs_can_be_stopped(device_over, impatient):
