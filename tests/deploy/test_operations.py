@@ -1,5 +1,7 @@
 """docs/operations.md: the walk through Kubernetes, command by command, as far as it goes without a cluster."""
 
+import base64
+import os
 import re
 import shlex
 import shutil
@@ -11,10 +13,12 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from cryptography import x509
 
 from tei_grpc.commands import health
 from tests.checkpoints import bert_t
-from tests.deploy.manifests import ROOT, Manifests, need, render
+from tests.deploy.manifests import KUBECTL, ROOT, Manifests, need_kubectl, render
+from tests.e2e.envoy import TLS_MARK
 from tests.e2e.servers import Server, free_port
 
 TEXT = (ROOT / "docs" / "operations.md").read_text()
@@ -23,13 +27,13 @@ VERSION = kubernetes_validate.latest_version()
 GRPCURL = Path(sys.executable).with_name("grpcurl")
 HEALTH_PORT = free_port()
 
-HERE = ("openssl ", "printf ", "sed ", "kubectl kustomize ")
-NEED_A_CLUSTER = ("docker ", "helm ", "kubectl get --raw ", "kubectl -n tei ", "for pod in $(kubectl -n tei ")
+HERE = ("openssl ", "printf ", "sed ", "tail ", "kubectl kustomize ")
+NEED_A_CLUSTER = ("mkdir ", "docker ", "helm ", "kubectl get --raw ", "kubectl -n tei ", "for pod in $(kubectl -n tei ")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    need("kubectl", "kubernetes-client")
+    need_kubectl()
 
 
 def blocks(language: str) -> list[str]:
@@ -89,7 +93,15 @@ class Walk:
         return list(yaml.safe_load_all(self.run(command)))
 
     def run(self, command: str) -> str:
-        run = subprocess.run(["bash", "-ec", command], cwd=self.folder, capture_output=True, text=True, timeout=60)
+        path = f"{Path(KUBECTL).parent}:{os.environ['PATH']}"
+        run = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=self.folder,
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         assert run.returncode == 0, f"{command}: {run.stderr}"
         return run.stdout
 
@@ -124,8 +136,39 @@ def test_overlay_of_ones_own_says_model_image_and_memory(walk: Walk) -> None:
     manifests = Manifests(walk.applied)
     assert manifests.options["MODEL_ID"] == "intfloat/multilingual-e5-base"
     assert manifests.options["TLS_CERT"] == "/etc/tei/tls/tls.crt"
-    assert manifests.container["image"] == "ghcr.io/you/tei-grpc:1"
+    assert manifests.container["image"] == "ghcr.io/you/tei-grpc:1.0.0-cpu"
     assert manifests.container["resources"]["limits"] == {"cpu": "4", "memory": "4Gi"}
+
+
+def test_image_that_is_pushed_is_the_one_that_is_deployed(walk: Walk) -> None:
+    builds = [shlex.split(command) for command in walk.needing_a_cluster if command.startswith("docker ")]
+    tagged = {words[words.index("-t") + 1] for words in builds if "--push" in words}
+    pushed = {words[-1] for words in builds if words[:2] == ["docker", "push"]}
+    assert tagged | pushed == {Manifests(walk.applied).container["image"]}
+
+
+def test_key_that_is_taken_out_is_the_old_one(walk: Walk) -> None:
+    [key] = (walk.folder / "keys").read_text().splitlines()
+    newest = base64.b64decode(walk.secrets["tei-api-keys"]["data"]["keys"]).decode().splitlines()
+    assert len(newest) == 2
+    assert newest[1] == key
+
+
+def test_rotation_waits_for_the_files_that_the_pod_mounts(walk: Walk) -> None:
+    [loop] = [command for command in walk.needing_a_cluster if command.startswith("for pod ")]
+    assert subprocess.run(["bash", "-n", "-c", loop]).returncode == 0
+    assert f" cat {Manifests(walk.applied).options['API_KEY_FILE']} | cmp -s - keys" in loop
+    assert loop.index("cmp") < loop.index("kill -HUP")
+
+
+def test_envoy_asks_for_a_name_of_the_certificate(walk: Walk) -> None:
+    text = (ROOT / "deploy" / "envoy" / "envoy.yaml").read_text().replace(TLS_MARK, "")
+    [cluster] = yaml.safe_load(text)["static_resources"]["clusters"]
+    tls = cluster["transport_socket"]["typed_config"]
+    [name] = tls["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
+    certificate = x509.load_pem_x509_certificate((walk.folder / "tls.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {tls["sni"], name["matcher"]["exact"]} <= set(names.get_values_for_type(x509.DNSName))
 
 
 def test_commands_for_the_cluster_name_what_is_there(walk: Walk) -> None:
