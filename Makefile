@@ -59,10 +59,11 @@ fuzz: $(VENV)/.made ## bytes that nobody meant to send, over RPCs and checkpoint
 	$(BIN)/python tests/fuzz/run.py calls $(ARGS)
 	$(BIN)/python tests/fuzz/run.py checkpoints $(ARGS)
 
-chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls against a server of our own
+chaos: $(VENV)/.made ## 10,000 malformed, impatient and hostile calls, every fault, and overload, against servers of our own
 	@$(BIN)/python scripts/fetch_demo_model.py minilm
 	$(BIN)/python tests/chaos/abuse.py --calls 10000
 	$(BIN)/python tests/chaos/faults.py
+	$(BIN)/python tests/chaos/overload.py
 
 soak: $(VENV)/.made ## servers at saturation for 10 minutes: memory, descriptors, latency, counters (ARGS="--minutes 60")
 	$(BIN)/python tests/chaos/soak.py $(ARGS)

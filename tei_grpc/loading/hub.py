@@ -117,8 +117,8 @@ def _explain(error: Exception, config: EngineConfig, patterns: list[str]) -> str
         return f"`--huggingface-hub-cache` `{cache}` is full: {_room(config, patterns, cache)}"
     if number in NOT_WRITABLE and not os.access(cache, os.W_OK, effective_ids=True):
         return (
-            f"`--huggingface-hub-cache` `{cache}` cannot be written, and lacks files of `{config.model_id}`; "
-            "fill it elsewhere, or name one that can be written"
+            f"`--huggingface-hub-cache` `{cache}` cannot be written by user {os.geteuid()}, and lacks files of "
+            f"`{config.model_id}`; make it this user's, fill it elsewhere, or name one that can be written"
         )
     return f"`{config.model_id}` could not be downloaded: {error}"
 

@@ -14,12 +14,12 @@ CLIENT_LIMIT = 4 * 2**20  # bytes; gRPC clients refuse larger messages unless to
 
 
 def announce_listening(addresses: Addresses, config: ServerConfig, *, has_keys: bool) -> None:
-    """Say where the server is, before it has a model; warn if it is open to everybody."""
+    """Say where the server is, before it has a model; warn if it is open to everybody, or to whoever listens in."""
     logger.info("Listening on %s, loading the model", _join(addresses.serving))
     if addresses.health:
         logger.info("Answering health checks on %s", _join(addresses.health))
-    if not has_keys and config.tls_cert is None:
-        warn_if_open(addresses.serving)
+    if config.tls_cert is None:
+        warn_if_open(addresses.serving, has_keys=has_keys)
 
 
 def announce_serving(addresses: Addresses, config: ServerConfig, info: Info, *, has_keys: bool) -> None:
@@ -29,13 +29,13 @@ def announce_serving(addresses: Addresses, config: ServerConfig, info: Info, *, 
     logger.info("Serving on %s. Try: %s", _join(addresses.serving), example, extra=describe(info))
 
 
-def warn_if_open(addresses: Sequence[Address]) -> None:
-    """Warn if other machines can reach the addresses of a server that has neither keys nor TLS."""
-    reachable = [address.bound for address in addresses if not is_local(address)]
-    if reachable:
-        logger.warning(
-            "Everybody who can reach %s is served, unencrypted: see `--api-key` and `--tls-cert`", ", ".join(reachable)
-        )
+def warn_if_open(addresses: Sequence[Address], *, has_keys: bool) -> None:
+    """Warn if other machines can reach the addresses of a server without TLS."""
+    reachable = ", ".join(address.bound for address in addresses if not is_local(address))
+    if reachable and has_keys:
+        logger.warning("Keys and inputs travel to %s as they are, unencrypted: see `--tls-cert`", reachable)
+    elif reachable:
+        logger.warning("Everybody who can reach %s is served, unencrypted: see `--api-key` and `--tls-cert`", reachable)
 
 
 def describe(info: Info) -> dict[str, object]:

@@ -41,13 +41,18 @@ async def test_nobody_is_warned_on_the_loopback(start):
     assert warnings_in((await start())[0]) == []
 
 
-async def test_nobody_is_warned_of_a_server_with_a_key(start):
-    assert warnings_in((await start(hostname="0.0.0.0", api_key="key-1"))[0]) == []
+async def test_server_whose_key_travels_unencrypted_is_warned_of(start):
+    (warning,) = warnings_in((await start(hostname="0.0.0.0", api_key="key-1"))[0])
+    assert warning.startswith("Keys and inputs travel to 0.0.0.0:")
+
+
+async def test_nobody_is_warned_of_a_key_on_the_loopback(start):
+    assert warnings_in((await start(api_key="key-1"))[0]) == []
 
 
 async def test_nobody_is_warned_of_a_server_with_tls(start, tmp_path):
     pair = Authority(tmp_path / "authority").issue("server")
-    said, _ = await start(hostname="0.0.0.0", tls_cert=pair.cert, tls_key=pair.key)
+    said, _ = await start(hostname="0.0.0.0", api_key="key-1", tls_cert=pair.cert, tls_key=pair.key)
     assert warnings_in(said) == []
     assert " -cacert CA.pem " in said[-1][1]
 

@@ -155,7 +155,9 @@ def test_read_only_cache_serves_with_the_hub_at_hand(serve_hub, shared_folder, r
 def test_read_only_cache_that_lacks_files_is_named(serve_hub, shared_folder, read_only):
     serve_hub()
     read_only(shared_folder)
-    assert f"`{shared_folder}` cannot be written, and lacks files of `{REPO}`" in refusal(shared_folder)
+    user = NOBODY if os.getuid() == 0 else os.getuid()
+    expected = f"`{shared_folder}` cannot be written by user {user}, and lacks files of `{REPO}`; make it this user's"
+    assert expected in refusal(shared_folder)
 
 
 def test_cache_that_was_copied_serves_without_the_hub(serve_hub, tmp_path, monkeypatch):

@@ -41,16 +41,22 @@ def address(bound):
 
 
 @pytest.mark.parametrize("bound", ["127.0.0.1:3000", "127.1.2.3:3000", "[::1]:3000", "unix:/run/tei.sock"])
-def test_nobody_is_warned_of_what_only_this_machine_reaches(heard, bound):
-    warn_if_open([address(bound)])
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_nobody_is_warned_of_what_only_this_machine_reaches(heard, bound, has_keys):
+    warn_if_open([address(bound)], has_keys=has_keys)
     assert heard() == []
 
 
 @pytest.mark.parametrize("bound", ["0.0.0.0:3000", "[::]:3000", "192.0.2.1:3000"])
 def test_warning_names_the_addresses_that_others_reach(heard, bound):
-    warn_if_open([address("127.0.0.1:3000"), address(bound)])
+    warn_if_open([address("127.0.0.1:3000"), address(bound)], has_keys=False)
     assert len(heard()) == 1
     assert f"reach {bound} is served" in heard()[0]
+
+
+def test_key_that_travels_to_other_machines_unencrypted_is_warned_of(heard):
+    warn_if_open([address("127.0.0.1:3000"), address("192.0.2.1:3000")], has_keys=True)
+    assert heard() == ["Keys and inputs travel to 192.0.2.1:3000 as they are, unencrypted: see `--tls-cert`"]
 
 
 # 1,024 floats and 6 bytes around them, per token: 1,022 tokens stay below 4 MiB, 1,023 do not
