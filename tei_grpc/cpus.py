@@ -1,6 +1,5 @@
 """How this process uses its CPU cores: how many there really are, and how torch's threads share them."""
 
-import ctypes
 import math
 import os
 import sys
@@ -20,29 +19,16 @@ ENVIRONMENT = {
 }
 
 
-# glibc's mallopt: its number, what to set it to, and the variable by which a user may have set it.
-# Activations are tens of megabytes, and without this each batch gives them back to the system, to get them again page
-# by page: up to a third of a batch's time. 32 MiB is the most that glibc takes as the first.
-MALLOC = (
-    (-3, 32 << 20, "MALLOC_MMAP_THRESHOLD_"),  # bytes from which an allocation is a mapping of its own
-    (-1, 512 << 20, "MALLOC_TRIM_THRESHOLD_"),  # bytes free at the end of the heap that are kept
-)
-
 # A thread that waits for the interpreter asks for it after so many seconds. The device's thread asks after every
 # kernel, while the event loop may work on: by default for 5 ms, in which several kernels could have run.
 SWITCH_SECONDS = 0.0005
 
 
 def tune_process() -> None:
-    """Set ENVIRONMENT, MALLOC and SWITCH_SECONDS, unless the user has. To be called before torch is imported."""
+    """Set SWITCH_SECONDS, and what ENVIRONMENT holds unless the user has. To be called before torch is imported."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     sys.setswitchinterval(SWITCH_SECONDS)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
-    if mallopt is not None:
-        for number, size, variable in MALLOC:
-            if variable not in os.environ:
-                mallopt(number, size)
 
 
 def available() -> int:

@@ -1,6 +1,4 @@
-import ctypes
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -42,16 +40,3 @@ def test_process_is_tuned_unless_the_user_has_done_it(monkeypatch: pytest.Monkey
     cpus.tune_process()
     assert (os.environ["GOMP_SPINCOUNT"], os.environ["LRU_CACHE_CAPACITY"]) == ("7", "64")
     assert sys.getswitchinterval() == pytest.approx(cpus.SWITCH_SECONDS)
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
-def test_freed_memory_is_used_again_without_asking_the_system() -> None:
-    """Page faults of a buffer that is allocated, filled and freed, again and again: 20 MiB are 5,120 pages."""
-    program = (
-        "import resource; from tei_grpc import cpus; cpus.tune_process(); faults = lambda: "
-        "resource.getrusage(resource.RUSAGE_SELF).ru_minflt; bytearray(b'x') * (20 << 20); before = faults()\n"
-        "for _ in range(9): bytearray(b'x') * (20 << 20)\n"
-        "print(faults() - before)"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert int(ran.stdout) < 512
