@@ -31,9 +31,9 @@ def free_port() -> int:
 
 
 class Server:
-    """`tei-grpc` with JSON logs; every line that it prints is kept in `lines`."""
+    """`tei-grpc` with JSON logs, started in `folder`; every line that it prints is kept in `lines`."""
 
-    def __init__(self, *options: str, port: int | None = None, **environment: str) -> None:
+    def __init__(self, *options: str, port: int | None = None, folder: Path | None = None, **environment: str) -> None:
         self.port = free_port() if port is None else port
         self.address = f"127.0.0.1:{self.port}"
         self.lines: list[str] = []
@@ -41,6 +41,7 @@ class Server:
         listen = ["--hostname", "127.0.0.1", "--port", str(self.port), "--json-output", "--prometheus-port", "0"]
         self.process = subprocess.Popen(
             [TEI_GRPC, *listen, *options],
+            cwd=folder,
             env=clean_environment() | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

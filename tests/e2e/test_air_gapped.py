@@ -1,5 +1,8 @@
 """From a machine with a hub to one without, by the commands of docs/operations.md; the hub is a stand-in."""
 
+import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -15,11 +18,21 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tests.checkpoints import bert_t
+from tests.deploy.manifests import ROOT
 from tests.e2e.servers import Server, clean_environment
 from tests.hub import COMMIT, Hub, serve
 
-HF = Path(sys.executable).with_name("hf")
-REPO = "acme/tiny"
+BIN = Path(sys.executable).parent
+SECTION = (ROOT / "docs" / "operations.md").read_text().partition("\n## Air-gapped\n")[2].partition("\n## ")[0]
+BLOCKS = [block.splitlines() for block in re.findall(r"^```sh\n(.*?)^```$", SECTION, re.DOTALL | re.MULTILINE)]
+(GET_CACHE, GET_DIRECTORY, CARRY), (SERVE_CACHE, SERVE_DIRECTORY) = BLOCKS
+REPO = shlex.split(GET_CACHE)[2]
+DIRECTORY = shlex.split(GET_DIRECTORY, comments=True)[-1]
+CACHED = f"models/models--{REPO.replace('/', '--')}/snapshots/{COMMIT}"
+SSH = """#!/bin/sh
+shift
+cd "$HERE" && exec "$@"
+"""
 TEXT = "hello world"
 
 
@@ -35,12 +48,29 @@ def hub(checkpoint: Path) -> Iterator[Hub]:
         yield hub
 
 
-def download(hub: Hub, *options: str | Path) -> None:
-    """What one does where there is a hub."""
+def bring(hub: Hub, folder: Path, *commands: str) -> Path:
+    """What one does where there is a hub, in a folder that is gone afterwards; where `ssh` has led to."""
+    there, here, ssh = folder / "there", folder / "here", folder / "bin" / "ssh"
+    for place in (there, here, ssh.parent):
+        place.mkdir()
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
     switches = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-    command = [str(option) for option in (HF, "download", REPO, *options)]
-    run = subprocess.run(command, env=clean_environment() | switches, capture_output=True, text=True, timeout=120)
+    path = {"PATH": f"{ssh.parent}:{BIN}:{os.environ['PATH']}", "HERE": str(here)}
+    script = ["bash", "-eo", "pipefail", "-c", "\n".join(commands)]
+    environment = clean_environment() | switches | path
+    run = subprocess.run(script, cwd=there, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
+    shutil.rmtree(there)
+    return here
+
+
+def start(command: str, folder: Path, **environment: str) -> Server:
+    """A line that starts a server."""
+    words = shlex.split(command)
+    program = words.index("tei-grpc")
+    variables = dict(word.split("=", 1) for word in words[:program])
+    return Server(*words[program + 1 :], folder=folder, OMP_NUM_THREADS="1", **variables, **environment)
 
 
 async def embed(folder: Path) -> tuple[np.ndarray, str | None]:
@@ -51,20 +81,14 @@ async def embed(folder: Path) -> tuple[np.ndarray, str | None]:
 
 @pytest.fixture
 def cache(hub: Hub, tmp_path: Path) -> Path:
-    """A cache that was carried to where there is no hub, by a way that keeps its links."""
-    download(hub, "--cache-dir", tmp_path / "there")
-    with subprocess.Popen(["tar", "-C", tmp_path / "there", "-c", "."], stdout=subprocess.PIPE) as packing:
-        (tmp_path / "here").mkdir()
-        subprocess.run(["tar", "-C", tmp_path / "here", "-x"], stdin=packing.stdout, check=True)
-    shutil.rmtree(tmp_path / "there")
-    return tmp_path / "here"
+    """Where a cache was carried to: there is no hub."""
+    return bring(hub, tmp_path, GET_CACHE, CARRY)
 
 
 async def test_carried_cache_is_served_by_the_models_name(cache: Path, checkpoint: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:  # whoever connects is seen, and never answered
         endpoint = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        options = ("--model-id", REPO, "--huggingface-hub-cache", str(cache))
-        server = Server(*options, HF_HUB_OFFLINE="1", HF_ENDPOINT=endpoint, OMP_NUM_THREADS="1")
+        server = start(SERVE_CACHE, cache, HF_ENDPOINT=endpoint)
         try:
             server.wait_until_ready()
             async with grpc.aio.insecure_channel(server.address) as channel:
@@ -81,7 +105,7 @@ async def test_carried_cache_is_served_by_the_models_name(cache: Path, checkpoin
 
 
 async def test_snapshot_of_a_carried_cache_is_served_by_its_path(cache: Path, checkpoint: Path) -> None:
-    snapshot = cache / "models--acme--tiny" / "snapshots" / COMMIT
+    snapshot = cache / CACHED
     assert (snapshot / "model.safetensors").is_symlink()
     vector, commit = await embed(snapshot)
     np.testing.assert_array_equal(vector, (await embed(checkpoint))[0])
@@ -89,16 +113,21 @@ async def test_snapshot_of_a_carried_cache_is_served_by_its_path(cache: Path, ch
 
 
 async def test_plain_directory_is_served(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
-    download(hub, "--local-dir", tmp_path / "model")
-    assert not any(file.is_symlink() for file in (tmp_path / "model").rglob("*"))
-    vector, commit = await embed(tmp_path / "model")
+    here = bring(hub, tmp_path, GET_DIRECTORY, CARRY.replace("models", DIRECTORY))
+    assert not any(file.is_symlink() for file in (here / DIRECTORY).rglob("*"))
+    vector, commit = await embed(here / DIRECTORY)
     np.testing.assert_array_equal(vector, (await embed(checkpoint))[0])
     assert commit is None
+    server = start(SERVE_DIRECTORY, here)
+    try:
+        server.wait_until_ready()
+    finally:
+        server.kill()
 
 
 def test_half_of_a_cache_is_refused(cache: Path) -> None:
-    (cache / "models--acme--tiny" / "snapshots" / COMMIT / "1_Pooling" / "config.json").unlink()
-    server = Server("--model-id", REPO, "--huggingface-hub-cache", str(cache), HF_HUB_OFFLINE="1")
+    (cache / CACHED / "1_Pooling" / "config.json").unlink()
+    server = start(SERVE_CACHE, cache)
     assert server.wait() == 1
     assert server.lines[-1].startswith(f"tei-grpc: `{REPO}` is not in the cache, or not all of it")
     assert not any("Traceback" in line for line in server.lines)
