@@ -236,6 +236,17 @@ def test_crash_loses_no_line_but_deferred_ones_behind_the_last_other() -> None:
     assert messages(done.stdout) == ["Success", "the end is near"]
 
 
+def test_log_on_a_full_disk_holds_nobody_up() -> None:
+    code = (
+        "import logging, sys; from tei_grpc import logs; "
+        "logs.configure('info', json_output=True, disable_spans=False); "
+        "any(logging.getLogger('tei_test').error('lost') for _ in range(100)); sys.exit(3)"
+    )
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == 3
+
+
 class Pipe:
     """Logs to a pipe that nobody reads until the test says so."""
 
