@@ -104,7 +104,7 @@ def _spell(value: object) -> str:
 
 
 def _serve(flags: Mapping[str, object]) -> int:
-    from tei_grpc.config import load
+    from tei_grpc.invocation import load
 
     try:
         settings, warnings = load(flags, os.environ)

@@ -1,15 +1,20 @@
 """Fixtures for all tests: real models that `make` fetches, and logging as it was."""
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tei_grpc import cpus
+from tests.needs import need
 
 cpus.tune_process()  # as the server does: before anything imports torch
+
+# how long an example takes says more about the machine than about the code
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 MODELS = Path(__file__).resolve().parent.parent / ".models"
 
@@ -48,7 +53,5 @@ def restored_logging() -> Iterator[None]:
 
 def _fetched(directory: str, name: str) -> Path:
     path = MODELS / directory
-    if not path.is_dir():
-        reason = f"{path} is missing: python scripts/fetch_demo_model.py {name}"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    need(path.is_dir(), f"{path} is missing: python scripts/fetch_demo_model.py {name}")
     return path

@@ -1,9 +1,7 @@
 """The engine: each public verb is the list of stages that a request walks. It is the Python API, too."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -17,8 +15,9 @@ from tei_grpc.engine.queue import Admission
 from tei_grpc.engine.request import Books, Request
 from tei_grpc.engine.reranking import Reranking, all_in_order
 from tei_grpc.engine.tokenizer import Form, Tokenizer
-from tei_grpc.errors import StartupError, UnavailableError, is_failure, reason_of
+from tei_grpc.errors import StartupError, UnavailableError
 from tei_grpc.loading import hub
+from tei_grpc.loading.failures import loading_errors
 from tei_grpc.loading.hub import Snapshot
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
 from tei_grpc.metrics import Metrics
@@ -39,8 +38,6 @@ from tei_grpc.types import (
 
 if TYPE_CHECKING:
     from tei_grpc.traces.recorder import Traces
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -271,21 +268,6 @@ class Engine:
         self.state = state
         for watcher in self._watchers:
             watcher(state)
-
-
-@contextmanager
-def loading_errors(config: EngineConfig) -> Iterator[None]:
-    """Raises StartupError in place of whatever loading raises."""
-    try:
-        yield
-    except (StartupError, asyncio.CancelledError):
-        raise
-    except BaseException as error:  # a file holds what nobody thought of
-        if not is_failure(error):
-            raise
-        logger.debug("loading failed", exc_info=error)
-        text = f"`{config.model_id}` cannot be loaded: {type(error).__name__}: {reason_of(error)}"
-        raise StartupError(text) from error
 
 
 def _local_device(model: ModelConfig, config: EngineConfig, metrics: Metrics) -> Device:

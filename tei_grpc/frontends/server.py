@@ -5,7 +5,6 @@ from contextlib import ExitStack
 
 from tei_grpc.config import Settings
 from tei_grpc.engine.device import Device
-from tei_grpc.engine.engine import loading_errors
 from tei_grpc.engine.info import describe
 from tei_grpc.engine.tokenizer import count_workers
 from tei_grpc.engine.worker import Worker
@@ -16,6 +15,7 @@ from tei_grpc.frontends.frontend import Frontend
 from tei_grpc.frontends.messages import Drain, Reload
 from tei_grpc.frontends.process import Job
 from tei_grpc.loading import hub
+from tei_grpc.loading.failures import loading_errors
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
 from tei_grpc.runtime import notices

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from tei_grpc.pb import tei_pb2
+from tests.http2 import DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, header_block
 
 PATIENCE = 60.0  # seconds; whoever waits longer has been hung
 MEGABYTE = 1_000_000
@@ -30,10 +31,6 @@ TEXT_FIELDS = {"inputs", "text", "texts"}
 
 # all that grpc.aio says to who writes to a call that has ended
 OVER = (grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.UsageError, asyncio.InvalidStateError)
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS = 0, 1, 4
-END_HEADERS = 4
 
 
 class Victim:
@@ -226,17 +223,17 @@ async def never_read(victim: Victim, rng: random.Random) -> str:
 
 async def vanish(victim: Victim, rng: random.Random) -> str:
     """A connection by hand that breaks off in the middle of something, politely (FIN) or not (RST)."""
-    talk = PREFACE + frame(SETTINGS, 0, 0)
+    talk = PREFACE + frame(SETTINGS)
     for stream in range(1, 2 * rng.randrange(1, 4), 2):
-        talk += frame(HEADERS, END_HEADERS, stream, header_block(rng.choice(METHODS)))
-        talk += frame(DATA, 0, stream, struct.pack(">BI", 0, 1000) + rng.randbytes(rng.randrange(1000)))
+        talk += frame(HEADERS, header_block(rng.choice(METHODS), KEY), END_HEADERS, stream)
+        talk += frame(DATA, struct.pack(">BI", 0, 1000) + rng.randbytes(rng.randrange(1000)), 0, stream)
     return await shout(victim, rng, talk[: rng.randrange(len(talk))])
 
 
 async def talk_nonsense(victim: Victim, rng: random.Random) -> str:
     http1 = b"POST /tei.v1.Embed/Embed HTTP/1.1\r\nHost: x\r\n\r\n"
     frames = b"".join(
-        frame(rng.randrange(12), rng.randrange(256), rng.randrange(9), rng.randbytes(9)) for _ in range(5)
+        frame(rng.randrange(12), rng.randbytes(9), rng.randrange(256), rng.randrange(9)) for _ in range(5)
     )
     return await shout(victim, rng, rng.choice([http1, rng.randbytes(500), PREFACE + frames, b""]))
 
@@ -255,28 +252,6 @@ async def shout(victim: Victim, rng: random.Random, raw: bytes) -> str:
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.close()
     return "gone"
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2 (RFC 9113, 4.1)."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
-def header_block(path: str) -> bytes:
-    """Request headers, literal without indexing (RFC 7541, 6.2.2)."""
-    fields = {
-        ":method": "POST",
-        ":scheme": "http",
-        ":path": path,
-        ":authority": "x",
-        "content-type": "application/grpc",
-        "te": "trailers",
-        "authorization": f"Bearer {KEY}",
-    }
-    return b"".join(
-        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in fields.items()
-    )
 
 
 # how often, against each other

@@ -13,21 +13,17 @@ from tei_grpc.pb import tei_pb2
 from tests.clients.names import serve_names
 from tests.e2e.servers import free_port
 from tests.grpc.conftest import serve_fake, until, write_checkpoint
+from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "scripts" / "build_go_client.sh"
 PACKAGES = Path("/usr/share/gocode/src/google.golang.org")
-
-
-def skip_without(found: bool, what: str) -> None:
-    if not found:
-        reason = f"{what} missing: clients/go/README.md names the packages"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+MISSING = "missing: clients/go/README.md names the packages"
 
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    skip_without(shutil.which("go") is not None and PACKAGES.is_dir(), "Go or its gRPC packages are")
+    need(shutil.which("go") and PACKAGES.is_dir(), f"Go or its gRPC packages are {MISSING}")
     program = tmp_path_factory.mktemp("go") / "example"
     subprocess.run([BUILD, "build", program], check=True)
     return program
@@ -100,7 +96,6 @@ async def test_calls_go_to_whichever_server_of_a_name_serves(tmp_path, example):
 
 
 def test_stubs_are_those_of_the_contract():
-    skip_without(
-        all(map(shutil.which, ("protoc", "protoc-gen-go", "protoc-gen-go-grpc"))), "protoc or its Go plugins are"
-    )
+    tools = all(map(shutil.which, ("protoc", "protoc-gen-go", "protoc-gen-go-grpc")))
+    need(tools, f"protoc or its Go plugins are {MISSING}")
     subprocess.run([BUILD, "check"], check=True)

@@ -1,7 +1,6 @@
 """The server's stubs, the client's and a user's own live in one process, as one set of messages."""
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import tei_client.pb.tei_pb2
 import tei_client.pb.tei_pb2_grpc
 
 import tei_grpc.pb.tei_pb2
+from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATOR = ROOT / ".venv-proto" / "bin" / "python"
@@ -19,9 +19,7 @@ GENERATOR = ROOT / ".venv-proto" / "bin" / "python"
 @pytest.fixture
 def own_stubs(tmp_path, monkeypatch):
     """Stubs that a user generates from tei.proto, with nothing edited."""
-    if not GENERATOR.exists():
-        reason = f"{GENERATOR} is missing: make proto-check"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    need(GENERATOR.exists(), f"{GENERATOR} is missing: make proto-check")
     outputs = [f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}"]
     command = [GENERATOR, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}", *outputs, "tei.proto"]
     subprocess.run(command, check=True, capture_output=True)

