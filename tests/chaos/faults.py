@@ -22,7 +22,8 @@ from tests.chaos.sick import Codes, Sick, Size, run_texts, sick
 PATIENCE = 20.0  # seconds in which a server must be well again
 SPARE = 3  # descriptors that gRPC may open once, for threads that it starts when there is much to do
 GROWTH = 128 * 2**20  # bytes that a process may keep of a fault
-STREAM_GROWTH = 48 * 2**10  # bytes that it may keep for each stream that was open
+STREAM_GROWTH = 48 * 2**10  # for each stream that was open
+READERS_GROWTH = 256 * 2**20  # for all who read nothing
 BAD = {"failed", "never stopped", "never failed", "kept", "new: OK"}
 
 Fault = Callable[[Sick, Size], Awaitable[Codes]]
@@ -101,9 +102,14 @@ def _told(codes: Codes) -> str:
 def is_well(row: Row, size: Size) -> bool:
     """Healed, if that is in its power; nobody got what no server should do; and nothing has leaked."""
     healed = row.healed is not None or row.fault in [fault.__name__ for fault in DEADLY]
-    streams = size.streams if row.fault == floods.streams_flood.__name__ else 0
-    has_leaked = row.lost or row.descriptors > SPARE or row.growth > GROWTH + STREAM_GROWTH * streams
+    has_leaked = row.lost or row.descriptors > SPARE or row.growth > _most_growth(row.fault, size)
     return healed and not has_leaked and not BAD & row.told.keys()
+
+
+def _most_growth(fault: str, size: Size) -> int:
+    """Bytes."""
+    more = {"streams_flood": size.streams * STREAM_GROWTH, "readers_are_slow": READERS_GROWTH}
+    return GROWTH + more.get(fault, 0)
 
 
 async def main() -> int:
