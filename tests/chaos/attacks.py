@@ -233,7 +233,8 @@ async def vanish(victim: Victim, rng: random.Random) -> str:
 async def talk_nonsense(victim: Victim, rng: random.Random) -> str:
     http1 = b"POST /tei.v1.Embed/Embed HTTP/1.1\r\nHost: x\r\n\r\n"
     frames = b"".join(
-        frame(rng.randrange(12), rng.randbytes(9), rng.randrange(256), rng.randrange(9)) for _ in range(5)
+        frame(rng.randrange(12), flags=rng.randrange(256), stream=rng.randrange(9), payload=rng.randbytes(9))
+        for _ in range(5)
     )
     return await shout(victim, rng, rng.choice([http1, rng.randbytes(500), PREFACE + frames, b""]))
 
