@@ -67,6 +67,7 @@ class Channel:
         """Send what is left, as far as it goes without waiting, and close this end."""
         if self._is_open:
             self._write()
+        if self._is_open:  # to write may have failed
             self._close()
 
     def _write(self) -> None:

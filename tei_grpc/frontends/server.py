@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 
 from tei_grpc.config import Settings
 from tei_grpc.engine.device import Device
@@ -40,6 +41,7 @@ class FrontendsServer:
         self._device = device
         self._has_keys = bool(settings.api_keys())
         self._keepers: list[asyncio.Task[None]] = []
+        self._loading: list[asyncio.Task[Any]] = []
         self._ports = ExitStack()
 
     async def start(self) -> Addresses:
@@ -61,9 +63,7 @@ class FrontendsServer:
         """See Server."""
         notices.announce_listening(addresses, self._settings, has_keys=self._has_keys)
         with loading_errors(self._settings):
-            info = await self._load()
-        for frontend in self.frontends:
-            await frontend.wait_until(frontend.connection.ready)
+            info = await self._load_all()
         self._keepers = [asyncio.create_task(frontend.keep()) for frontend in self.frontends]
         self._metrics.describe(info)
         notices.announce_serving(addresses, self._settings, info, has_keys=self._has_keys)
@@ -74,8 +74,8 @@ class FrontendsServer:
 
     async def stop(self) -> bool:
         """See Server."""
-        for keeper in self._keepers:
-            keeper.cancel()
+        for task in (*self._loading, *self._keepers):
+            task.cancel()
         if self._keepers:  # otherwise they do not serve
             self.exchange.tell(Drain())
             seconds = self._settings.shutdown_delay + self._settings.shutdown_grace + LATE_SECONDS
@@ -92,6 +92,13 @@ class FrontendsServer:
         if settings.max_connections is not None:
             listeners["max_connections"] = max(1, settings.max_connections // settings.frontends)
         return settings.model_copy(update=listeners)
+
+    async def _load_all(self) -> Info:
+        """The model here, and beside it all that front-ends need."""
+        loading = asyncio.create_task(self._load())
+        self._loading = [loading, *(asyncio.create_task(frontend.become_ready()) for frontend in self.frontends)]
+        await asyncio.gather(*self._loading)
+        return loading.result()
 
     async def _load(self) -> Info:
         settings = self._settings

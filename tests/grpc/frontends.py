@@ -81,6 +81,14 @@ def connections(pid: int, port: int) -> set[int]:
 @asynccontextmanager
 async def serve_by_frontends(model: Path, **options: object) -> AsyncIterator[Fronted]:
     """Serve a checkpoint by a FakeRunner behind two front-ends, on a free port of the loopback."""
+    async with listen_by_frontends(model, **options) as fronted:
+        await fronted.server.load(fronted.addresses)
+        yield fronted
+
+
+@asynccontextmanager
+async def listen_by_frontends(model: Path, **options: object) -> AsyncIterator[Fronted]:
+    """As `serve_by_frontends`, but it has not begun to load."""
     defaults = {"hostname": "127.0.0.1", "port": 0, "shutdown_grace": 5, "frontends": 2, "log_level": "error"}
     settings = Settings.model_validate({"model_id": str(model), **defaults, **options})
     files = make_files()
@@ -89,7 +97,6 @@ async def serve_by_frontends(model: Path, **options: object) -> AsyncIterator[Fr
     server = FrontendsServer(settings, files, metrics, device)
     try:
         addresses = await server.start()
-        await server.load(addresses)
         yield Fronted(server, device.runner, device, metrics, addresses)
     finally:
         device.runner.gate.set()

@@ -26,13 +26,16 @@ async def answers_of_embedder(channel):
     embeds = [tei_pb2.EmbedRequest(inputs=text, truncate=True) for text in TEXTS]
     alls = [tei_pb2.EmbedAllRequest(inputs=text, truncate=True) for text in TEXTS]
     tokens = [tei_pb2.EncodeRequest(inputs=text) for text in TEXTS]
+    ids = [tei_pb2.DecodeRequest(ids=some) for some in ([5, 6], [2, 7, 3], range(4, 200))]
     return [
         *[await embed.Embed(each) for each in embeds],
         *[await embed.EmbedAll(each) for each in alls],
         *[each async for each in embed.EmbedStream(iter(embeds))],
         *[each async for each in embed.EmbedAllStream(iter(alls))],
         *[await tokenize.Tokenize(each) for each in tokens],
-        await tokenize.Decode(tei_pb2.DecodeRequest(ids=[5, 6])),
+        *[each async for each in tokenize.TokenizeStream(iter(tokens))],
+        await tokenize.Decode(ids[0]),
+        *[each async for each in tokenize.DecodeStream(iter(ids))],
         await tei_pb2_grpc.InfoStub(channel).Info(tei_pb2.InfoRequest()),
     ]
 

@@ -111,6 +111,19 @@ async def test_channel_without_file_descriptors_ends_instead_of_losing_an_answer
     assert right.messages == []
 
 
+async def test_channel_that_fails_while_it_is_closed_is_closed_once(ends):
+    left, _ = ends
+    words = np.ones(10, np.int32)
+    left.channel.send(answer(0, words), words.data)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        left.channel.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert left.is_ended
+
+
 async def test_file_that_cannot_be_made_ends_the_channel(ends):
     left, right = ends
     words = np.ones(10, np.int32)
