@@ -7,11 +7,13 @@ are taken within a round, and the medians over the rounds count.
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 Clock = Callable[[], float]  # seconds
+Run = Callable[[], object]
+Key = TypeVar("Key", bound=Hashable)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -76,3 +78,19 @@ def quartiles(values: list[float]) -> tuple[float, float]:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, high
+
+
+def in_turns(runs: Mapping[Key, Run], measure: Callable[[Run], float], rounds: int) -> dict[Key, float]:
+    """The median of what each run measures, all of them in every round: what slows the machine down slows all."""
+    found = [{key: measure(run) for key, run in runs.items()} for _ in range(rounds)]
+    return {key: statistics.median(each[key] for each in found) for key in runs}
+
+
+def idle_share(intervals: Iterable[tuple[float, float]]) -> float:
+    """Of the time from the first start to the last end, the part that no interval covers."""
+    ordered = sorted(intervals)
+    covered, end = 0.0, ordered[0][0]
+    for start, stop in ordered:
+        covered += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return 1 - covered / (end - ordered[0][0])
