@@ -9,6 +9,7 @@ import numpy as np
 
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.engine import Engine
+from tei_grpc.engine.flight import Started
 from tei_grpc.engine.worker import Worker
 from tei_grpc.errors import TeiError
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
@@ -62,9 +63,9 @@ class FakeRunner:
     def check(self) -> None:
         """Always fit."""
 
-    def launch(self, batch: Batch) -> Callable[[], Sequence[Arrays | TeiError]]:
+    def launch(self, batch: Batch) -> Started:
         """Like a CPU: the work is done where the answers are asked for."""
-        return lambda: self.run(batch)
+        return Started(lambda: self.run(batch), lambda: True)
 
     def run(self, batch: Batch) -> Sequence[Arrays | TeiError]:
         """One answer for each entry."""

@@ -27,7 +27,7 @@ class Compiled:
     def prove(self, place: Place, longest: int) -> None:
         """Compile now. Raises StartupError where that fails, or gives other numbers."""
         for seed, shape in enumerate(SHAPES):
-            batch = sample(shape._replace(longest=min(longest, shape.longest)), self._vocabulary, seed)
+            batch = sample(_with_texts_of(longest, shape), self._vocabulary, seed)
             try:
                 apart = difference(self(place(batch, ())), self._encode(place(batch, ())))
             except torch.OutOfMemoryError:
@@ -37,3 +37,9 @@ class Compiled:
                 raise StartupError(f"`--torch-compile`: this model cannot be compiled here: {reason}") from error
             if not apart <= TOLERANCE:
                 raise StartupError(f"`--torch-compile`: the compiled model is {apart:.2g} off; leave the option out")
+
+
+def _with_texts_of(longest: int, shape: Bucket) -> Bucket:
+    """The shape with texts of at most `longest` tokens, and then so many that they fill it."""
+    longest = min(longest, shape.longest)
+    return Bucket(shape.tokens, max(shape.texts, shape.tokens // longest + 1), longest)

@@ -6,7 +6,8 @@ its hidden states are copied from where the graph writes. A graph is proven befo
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -170,12 +171,25 @@ def cuda_capture() -> Capture:
 
     def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()  # what libraries set up at a first call is no part of the graph
-        torch.cuda.current_stream().wait_stream(side)
+        try:
+            with torch.cuda.stream(side), _no_waiting():
+                run()  # what libraries set up at a first call is no part of the graph
+        finally:
+            torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             hidden = run()
         return graph.replay, hidden
 
     return capture
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """An encoder that waits for the device fails in here: a capture that it makes fail leaves torch inside of it."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

@@ -5,6 +5,7 @@ pinned memory, beside the batch that computes, and nobody waits before the answe
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ from tei_grpc.models import Model
 from tei_grpc.types import Batch
 
 BuildPipeline = Callable[[Placement, Model, ModelConfig, EngineConfig], "Pipeline"]
+
+
+class Mark(NamedTuple):
+    """A point in what a device does."""
+
+    wait: Callable[[], object]  # until all that was started before is done
+    is_done: Callable[[], bool]
 
 
 class Pipeline:
@@ -69,9 +77,9 @@ class Pipeline:
         """Start copying to the host."""
         return values.cpu()
 
-    def mark(self) -> Callable[[], None]:
-        """What waits until all that was started before this call is done."""
-        return lambda: None
+    def mark(self) -> Mark:
+        """Behind all that was started before this call."""
+        return Mark(lambda: None, lambda: True)
 
     def reset(self) -> None:
         """Let go of what a batch that failed has left behind."""
@@ -105,12 +113,12 @@ class CudaPipeline(Pipeline):
         values.record_stream(self._outbound)  # its memory must not be given to another tensor before
         return host
 
-    def mark(self) -> Callable[[], None]:
+    def mark(self) -> Mark:
         """An event: the thread sleeps until the copies are there, whatever the device does next."""
         self._outbound.wait_stream(torch.cuda.current_stream(self.device))
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._outbound)
-        return event.synchronize
+        return Mark(event.synchronize, event.query)
 
     def reset(self) -> None:
         """Cached blocks of the wrong sizes are what a smaller batch may need."""

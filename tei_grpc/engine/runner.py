@@ -17,6 +17,7 @@ from tei_grpc.engine.answers import Answer, Encoded, NotFiniteError, answerers
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.budget import choose_budget
 from tei_grpc.engine.dense import load_modules
+from tei_grpc.engine.flight import Started
 from tei_grpc.engine.loader import load_model
 from tei_grpc.engine.pipeline import BuildPipeline, build_pipeline
 from tei_grpc.engine.placement import place_model
@@ -26,11 +27,12 @@ from tei_grpc.layers.precision import Float32
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.types import Batch, Entry, Kind, ModelFacts, Pooling
 
-WARM_UP_LENGTHS = (8, 32, 128)  # tokens
+CHECK = (11,)  # tokens of each text of a batch
+# Flex attention is compiled anew for sizes of 1, and for such as equal the number of heads when it is first compiled:
+# so these have two, three and one block of 128 rows, and one row.
+WARM_UP = ((11, 32, 128), (32,) * 12, CHECK, (1,))
 LONG_SECONDS = 2.0  # for the longest input that is run at start
 BUDGET_LENGTH = 64  # tokens of the texts that batches are measured with
-
-Collect = Callable[[], list[Answer]]
 
 
 class Computed(NamedTuple):
@@ -54,6 +56,7 @@ class Runner:
         self.kind = next(iter(self._answerers))  # of entries that are run for their time and memory alone
         self._pipeline = pipeline(placement, self._model, model, config)
         self._max_input_length, self._max_batch_tokens = model.max_input_length, config.max_batch_tokens
+        self._vocabulary = int(model.hf_config.get("vocab_size", 1))  # some of transformers' models have it elsewhere
         self._is_narrow = placement.dtype != "float32"
         self.seconds_per_token = 0.0  # of the largest batch that was measured at start; 0 where none was
         self._tried = 0  # tokens of the largest batch that was run at start on a CPU
@@ -84,10 +87,7 @@ class Runner:
         run, or the batch does not fit.
         """
         try:
-            self._run_blank(WARM_UP_LENGTHS)
-        except Exception as error:  # numbers that fit each other on paper
-            raise StartupError(f"the model that `config.json` describes does not run: {reason_of(error)}") from error
-        try:
+            self._run_small()
             with torch.inference_mode():
                 self._pipeline.warm_up(self._max_input_length)
             if self._pipeline.device.type == "cuda":
@@ -98,23 +98,36 @@ class Runner:
                 f"into the memory of {self._pipeline.device}; lower it"
             ) from error
 
+    def _run_small(self) -> None:
+        try:
+            for lengths in WARM_UP:
+                self._run_random(lengths)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # numbers that fit each other on paper
+            raise StartupError(f"the model that `config.json` describes does not run: {reason_of(error)}") from error
+
     def _run_largest(self) -> None:
         tokens = self._max_batch_tokens
         full, rest = divmod(tokens, self._max_input_length)
         for kind in self._answerers:
             started = time.perf_counter()
-            self._run_blank([self._max_input_length] * full + [rest] * (rest > 0), kind)
+            self._run_random([self._max_input_length] * full + [rest] * (rest > 0), kind)
             self.seconds_per_token = (time.perf_counter() - started) / tokens
 
     def check(self) -> None:
         """Raise what the device raises when it can no longer run."""
         self._pipeline.reset()
-        self._run_blank(WARM_UP_LENGTHS[:1])
+        self._run_random(CHECK)
 
-    def _run_blank(self, lengths: Sequence[int], kind: Kind | None = None) -> None:
-        kind = kind or self.kind
-        ids = [np.zeros(min(length, self._max_input_length), np.int32) for length in lengths]
+    def _run_random(self, lengths: Sequence[int], kind: Kind | None = None) -> None:
+        """Kernels are proven with these texts, always the same: tokens that are all equal would hide what is wrong."""
+        kind, generator = kind or self.kind, np.random.default_rng(0)
+        lengths = [min(length, self._max_input_length) for length in lengths]
+        ids = [generator.integers(0, self._vocabulary, length, np.int32) for length in lengths]
+        recoveries = self.recoveries
         self.run(pack([Entry(row, kind, text) for row, text in enumerate(ids)]))
+        self.recoveries = recoveries  # of callers' inputs
 
     def choose_budget(self, max_tokens: int) -> int:
         """How many tokens a batch should have, found by measuring on a CPU; `max_tokens` at the most."""
@@ -131,13 +144,13 @@ class Runner:
         """Run the longest input, or what of it LONG_SECONDS suffice for, unless batches were as large."""
         longest = min(self._max_input_length, int(LONG_SECONDS / self.seconds_per_token))
         if longest > self._tried:
-            self._run_blank([longest])
+            self._run_random([longest])
             self._tried = longest
 
     def _seconds(self, tokens: int) -> float:
         length = min(BUDGET_LENGTH, self._max_input_length, tokens)
         started = time.perf_counter()
-        self._run_blank([length] * max(1, tokens // length))
+        self._run_random([length] * max(1, tokens // length))
         seconds = time.perf_counter() - started
         self.seconds_per_token = seconds / tokens
         self._tried = max(self._tried, tokens)
@@ -148,10 +161,10 @@ class Runner:
 
         Raises whatever the device raises when the batch as a whole cannot be run.
         """
-        return self.launch(batch)()
+        return list(self.launch(batch).collect())
 
-    def launch(self, batch: Batch) -> Collect:
-        """Start a batch; what is returned waits for it and gives what `run` gives. Either raises what `run` raises.
+    def launch(self, batch: Batch) -> Started:
+        """Start a batch; `collect` then gives what `run` gives. Either raises what `run` raises.
 
         Where nothing can run beside the caller, the work is done there.
         """
@@ -159,9 +172,10 @@ class Runner:
             computed = self._compute(batch)
             if self.ahead:
                 computed = iter(list(computed))
-            return partial(self._collect, batch, computed, self._pipeline.mark())
+            mark = self._pipeline.mark()
+            return Started(partial(self._collect, batch, computed, mark.wait), mark.is_done)
 
-    def _collect(self, batch: Batch, computed: Iterator[Computed], wait: Callable[[], None]) -> list[Answer]:
+    def _collect(self, batch: Batch, computed: Iterator[Computed], wait: Callable[[], object]) -> list[Answer]:
         wait()
         with torch.inference_mode():
             answers = self._read(batch, computed)
@@ -197,7 +211,7 @@ class Runner:
         batch = pack([entry])
         with Float32():
             computed = list(self._compute(batch, plain=True))
-            self._pipeline.mark()()
+            self._pipeline.mark().wait()
             (answer,) = self._read(batch, iter(computed))
         if not isinstance(answer, TeiError):
             self.recoveries += 1

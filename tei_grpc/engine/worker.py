@@ -7,18 +7,19 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.device import Deliver
+from tei_grpc.engine.flight import Flight
 from tei_grpc.engine.queue import Admission, Queue
 from tei_grpc.engine.watchdog import TICK_SECONDS, Watchdog
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError, reason_of
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
-from tei_grpc.types import Arrays, Entry, Failure, ModelFacts, Output
+from tei_grpc.types import Entry, Failure, ModelFacts, Output
 
 if TYPE_CHECKING:
     from tei_grpc.engine.runner import Runner
@@ -29,14 +30,7 @@ NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
 HUNG = "The model runner does not answer"
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
-
-
-class Flight(NamedTuple):
-    """A batch on the device."""
-
-    entries: Sequence[Entry]
-    started_ns: int
-    collect: Callable[[], Sequence[Arrays | TeiError]] | None  # waits for it; None when it could not be started
+POLL_SECONDS = 0.0002  # between two looks at a batch that runs, while there is room to start another
 
 
 class Worker:
@@ -154,14 +148,15 @@ class Worker:
         self._land_all(runner, but=0)
 
     def _patience(self) -> float | None:
-        """Seconds to wait for entries."""
+        """Seconds to wait for entries; while batches run, there is room for another one."""
         if self._flights:
-            return 0.0
+            return POLL_SECONDS
         return None if self._healthy else RETRY_SECONDS
 
     def _idle(self, runner: "Runner") -> None:
         if self._flights:
-            self._land_all(runner, but=len(self._flights) - 1)
+            if self._flights[0].is_due:
+                self._land_all(runner, but=len(self._flights) - 1)
         elif not self._queue.closed:  # nothing has come since the device failed
             self._check(runner)
 
@@ -172,13 +167,13 @@ class Worker:
 
     def _launch(self, runner: "Runner", entries: Sequence[Entry]) -> Flight:
         entries = sorted(entries, key=len)  # texts of equal length run together
-        started, collect = time.monotonic_ns(), None
+        started, run = time.monotonic_ns(), None
         try:
             with self._watchdog.running(0):
-                collect = runner.launch(pack(entries))
+                run = runner.launch(pack(entries))
         except Exception:
             logger.exception("a batch of %d could not be started", len(entries))
-        return Flight(entries, started, collect)
+        return Flight(entries, started, run)
 
     def _land(self, runner: "Runner", flight: Flight) -> None:
         """Wait for a batch and deliver it; one that failed is split in halves, so that only the entries at fault fail.
@@ -200,13 +195,13 @@ class Worker:
 
     def _collect(self, runner: "Runner", flight: Flight) -> list[Output | Failure] | None:
         """None when the batch failed."""
-        if flight.collect is None:
+        if flight.run is None:
             return None
         entries, recoveries = flight.entries, runner.recoveries
         started = max(flight.started_ns, self._landed_ns)  # until then the batch before it ran
         try:
             with self._watchdog.running(self._seconds_per_token * sum(map(len, entries))):
-                results = flight.collect()
+                results = flight.run.collect()
             inference_ns, size = time.monotonic_ns() - started, len(entries)
             return [
                 Failure(entry.id, result)

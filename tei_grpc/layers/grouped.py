@@ -19,7 +19,9 @@ MASK_VALUES = 1 << 26  # that exist at a time, 256 MiB in float32, unless one te
 def attend_by_group(
     query: Tensor, key_value: tuple[Tensor, Tensor], inputs: PackedInputs, *, scale: float, mask: Mask = FULL
 ) -> Tensor:
-    """See `attention.attention`."""
+    """See `attention.attention`. Raises ValueError where lengths are not on the host, as in a graph."""
+    if not inputs.groups:
+        raise ValueError("attention by groups needs the lengths of the texts")
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     shared = query.shape[1] // key_value[0].shape[1]
     for group in inputs.groups:

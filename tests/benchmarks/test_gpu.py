@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.measurements import in_turns
+from tei_grpc.engine.flight import Started
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -58,7 +60,18 @@ def test_batches_are_started_before_the_one_before_is_awaited() -> None:
     class Runner:
         def launch(self, batch):
             log.append(f"launch {batch}")
-            return lambda: log.append(f"collect {batch}")
+            return Started(lambda: log.append(f"collect {batch}"), lambda: True)
 
     gpu.run_ahead(Runner(), [1, 2, 3])
     assert log == ["launch 1", "launch 2", "collect 1", "launch 3", "collect 2", "collect 3"]
+
+
+def test_all_are_measured_in_every_round() -> None:
+    times, order = iter([3, 10, 1, 30, 2, 20]), []
+
+    def measure(run: object) -> float:
+        order.append(run)
+        return next(times)
+
+    assert in_turns({"a": "run a", "b": "run b"}, measure, 3) == {"a": 2, "b": 20}
+    assert order == ["run a", "run b"] * 3

@@ -9,12 +9,16 @@ from torch import Tensor
 
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.compiled import Compiled
+from tei_grpc.engine.pipeline import Mark
 from tei_grpc.engine.runner import Runner
 from tei_grpc.errors import StartupError
-from tei_grpc.layers.packed import place
-from tei_grpc.types import Entry, Kind
+from tei_grpc.layers.flex import BLOCK
+from tei_grpc.layers.kernels import BY_GROUP, Kernels
+from tei_grpc.layers.packed import PackedInputs, place
+from tei_grpc.types import Batch, Entry, Kind
 from tests import stand_ins
 from tests.models.conftest import MakeCheckpoint
+from tests.models.formats import FORMATS
 from tests.models.runners import load_runner, normalized, random_ids, run
 from tests.models.test_float16 import LOUD, scale_token
 from tests.pipelines import SHAPE, CudaStandIn, cuda_stand_in
@@ -52,8 +56,8 @@ def test_small_batches_run_as_graphs_and_large_ones_by_themselves(runner: Runner
 
 def test_batches_that_are_under_way_together_do_not_disturb_each_other(runner: Runner) -> None:
     batches = [batch(SMALL), batch(LARGE), batch(SMALL[:1]), batch(SMALL, Kind.EMBED_ALL)]
-    collects = [runner.launch(each) for each in batches]
-    together = [collect() for collect in collects]
+    started = [runner.launch(each) for each in batches]
+    together = [each.collect() for each in started]
     for found, each in zip(together, batches, strict=True):
         for (vector,), (expected,) in zip(found, runner.run(each), strict=True):
             np.testing.assert_array_equal(vector, expected)
@@ -62,10 +66,10 @@ def test_batches_that_are_under_way_together_do_not_disturb_each_other(runner: R
 def test_device_works_before_anybody_asks_for_answers(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     monkeypatch.setattr(CudaStandIn, "fetch", lambda self, values: steps.append("fetch") or values)
-    monkeypatch.setattr(CudaStandIn, "mark", lambda self: lambda: steps.append("wait"))
-    collect = runner.launch(batch(SMALL))
+    monkeypatch.setattr(CudaStandIn, "mark", lambda self: Mark(lambda: steps.append("wait"), lambda: True))
+    started = runner.launch(batch(SMALL))
     assert steps == ["fetch"]
-    collect()
+    started.collect()
     assert steps == ["fetch", "wait"]
 
 
@@ -90,6 +94,41 @@ def test_model_of_transformers_runs_without_kernels_of_ours(checkpoint: MakeChec
         run(loaded, Kind.EMBED, LARGE), run(load_runner(checkpoint("bert-mean")), Kind.EMBED, LARGE), strict=True
     ):
         np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_lack_of_memory_for_the_first_batch_is_not_laid_to_the_config(
+    checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: CudaStandIn, batch: object, *, plain: bool = False) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(CudaStandIn, "encode", full)
+    with pytest.raises(StartupError, match="`--max-batch-tokens`.* does not fit into the memory of cpu"):
+        load_runner(checkpoint("bert-mean"), cuda_stand_in).warm_up()
+
+
+def test_warm_up_runs_more_than_a_block_of_rows_and_less(checkpoint: MakeCheckpoint) -> None:
+    """What is compiled for sizes that vary is compiled once more for a size of 1."""
+    loaded, seen = load_runner(checkpoint("deberta"), cuda_stand_in), []
+    run_as_it_is = loaded.run
+    loaded.run = lambda batch: seen.append(len(batch.input_ids)) or run_as_it_is(batch)
+    loaded.warm_up()
+    assert max(seen) > BLOCK >= min(seen)
+
+
+def test_kernels_are_proven_with_texts_whose_tokens_differ(checkpoint: MakeCheckpoint) -> None:
+    """With rotary positions equal tokens have equal values, so that it would not matter which are seen."""
+
+    class Blind:
+        name = "sees all texts"
+
+        def __call__(self, query: Tensor, key_value: tuple[Tensor, Tensor], *_: object, **options: object) -> Tensor:
+            return key_value[1].mean(0).expand(len(query), -1, -1).flatten(1)
+
+    loaded = load_runner(checkpoint("nomic"), cuda_stand_in, dtype="bfloat16")
+    loaded._pipeline._attend = Kernels(torch.bfloat16, None, Blind)
+    loaded.warm_up()
+    assert loaded.facts.kernels == BY_GROUP
 
 
 def test_lack_of_memory_at_warm_up_names_the_option_to_lower(
@@ -149,6 +188,20 @@ def test_compiled_encoder_that_is_wrong_is_refused(runner: Runner) -> None:
         compiled.prove(lambda batch, blank: place(batch, CPU, attend=runner._pipeline._attend), longest=100)
 
 
+@pytest.mark.parametrize("longest", [1, 8, 56, 57, 100])
+def test_compiled_encoder_is_proven_with_texts_that_the_model_takes(runner: Runner, longest: int) -> None:
+    compiled, seen = Compiled(runner._model.encode, 90, backend="eager"), []
+    compiled._compiled = runner._model.encode
+
+    def place_seen(batch: Batch, blank: object) -> PackedInputs:
+        seen.append(batch.max_seqlen)
+        return place(batch, CPU, attend=runner._pipeline._attend)
+
+    with torch.inference_mode():
+        compiled.prove(place_seen, longest)
+    assert max(seen) <= longest
+
+
 def test_encoder_that_cannot_be_compiled_is_refused(runner: Runner) -> None:
     compiled = Compiled(runner._model.encode, 90, backend="eager")
     compiled._compiled = lambda inputs: 1 / 0
@@ -158,10 +211,17 @@ def test_encoder_that_cannot_be_compiled_is_refused(runner: Runner) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("name", ["bert-mean", "deberta", "modernbert", "mistral-window", "qwen3", "gemma3", "mpnet"])
-def test_vectors_of_the_device_are_close_to_those_of_the_cpu(checkpoint: MakeCheckpoint, name: str) -> None:
-    loaded = load_runner(checkpoint(name), device="cuda")
+@pytest.mark.parametrize(
+    "name", ["bert-mean", "deberta", "modernbert", "mistral-window", "qwen3", "gemma3", "mpnet", "nomic-experts"]
+)
+def test_vectors_of_the_device_are_close_to_those_of_the_cpu(
+    checkpoint: MakeCheckpoint, tmp_path: Path, name: str
+) -> None:
+    if name in FORMATS:
+        FORMATS[name](tmp_path)
+    folder = tmp_path if name in FORMATS else checkpoint(name)
+    loaded = load_runner(folder, device="cuda", pooling="mean")
     loaded.warm_up()
-    expected = run(load_runner(checkpoint(name), device="cpu"), Kind.EMBED, SMALL)
+    expected = run(load_runner(folder, device="cpu", pooling="mean"), Kind.EMBED, SMALL)
     for (found,), (vector,) in zip(run(loaded, Kind.EMBED, SMALL), expected, strict=True):
         assert float(normalized(found) @ normalized(vector)) >= 0.999

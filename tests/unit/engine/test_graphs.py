@@ -165,6 +165,26 @@ def test_graph_of_the_device_gives_what_the_encoder_gives() -> None:
     torch.testing.assert_close(hidden, encode_there(place(some, device)))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_encoder_that_waits_for_the_device_leaves_it_fit_for_others() -> None:
+    from tei_grpc.engine.graphs import cuda_capture
+
+    device, stream = torch.device("cuda"), torch.cuda.current_stream()
+    table = TABLE.to(device)
+    capture = cuda_capture()
+
+    def waits(inputs: PackedInputs) -> Tensor:
+        return table[inputs.input_ids] * int(inputs.input_ids.max())
+
+    for encode_there, size in ((waits, None), (lambda inputs: table[inputs.input_ids], SHAPES[0])):
+        graphs = Graphs(encode_there, capture, SHAPES, vocabulary=100)
+        graphs.record(lambda batch, blank: place(batch, device, blank=blank))
+        assert graphs.find(batch(3)) == size
+        assert torch.cuda.current_stream() == stream
+        assert torch.cuda.get_sync_debug_mode() == 0
+
+
 def test_inputs_of_a_graph_lie_where_it_reads() -> None:
     """Replaced tensors would leave the graph with the batch that it was recorded with."""
     seen = []

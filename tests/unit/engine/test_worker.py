@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tei_grpc.config import EngineConfig
-from tei_grpc.engine import watchdog, worker
+from tei_grpc.engine import flight, watchdog, worker
+from tei_grpc.engine.flight import Started
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, UnavailableError
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
@@ -161,6 +162,7 @@ class Overlapping(FakeRunner):
         self.ahead = 1
         self.log: list[str] = []
         self.failing: Callable[[str, Batch], None] = lambda step, batch: None
+        self.is_done: Callable[[Batch], bool] = lambda batch: True
 
     def launch(self, batch: Batch):
         name = "+".join(str(each.id) for each in batch.entries)
@@ -172,7 +174,7 @@ class Overlapping(FakeRunner):
             self.failing("collect", batch)
             return self.run(batch)
 
-        return collect
+        return Started(collect, lambda: self.is_done(batch))
 
 
 async def test_next_batch_is_started_before_the_one_that_runs_is_awaited(device_over):
@@ -193,6 +195,57 @@ async def test_lonely_batch_is_awaited_at_once(device_over):
             device.submit(entry(id))
             await desk.until(lambda id=id: id in desk.results)
         assert runner.log == [f"{step} {id}" for id in range(3) for step in ("launch", "collect")]
+
+
+async def test_what_comes_while_a_batch_runs_is_started_beside_it(device_over):
+    runner, landed = Overlapping(), threading.Event()
+    runner.is_done = lambda batch: landed.is_set()
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(0))
+        async with asyncio.timeout(10):
+            while "launch 0" not in runner.log:
+                await asyncio.sleep(0)
+        device.submit(entry(1))
+        await desk.until(lambda: 0 in desk.results)
+        assert runner.log[:3] == ["launch 0", "launch 1", "collect 0"]
+        assert 1 not in desk.results
+        landed.set()
+        await desk.until(lambda: 1 in desk.results)
+
+
+async def test_device_that_cannot_say_whether_a_batch_is_done_is_asked_for_its_answers(device_over):
+    runner = Overlapping()
+    runner.is_done = lambda batch: 1 / 0
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(0))
+        await desk.until(lambda: 0 in desk.results)
+        assert desk.errors() == {}
+
+
+async def test_batch_that_is_not_done_in_time_is_waited_for_where_the_watchdog_sees_it(
+    device_over, impatient, monkeypatch
+):
+    monkeypatch.setattr(flight, "LONG_NS", 10_000_000)
+    runner = Overlapping()
+    runner.is_done = lambda batch: False
+    runner.gate.clear()
+    async with device_over(runner, **impatient) as (device, desk):
+        device.submit(entry(0))
+        await desk.until(lambda: desk.states == [False])
+        assert 0 in desk.results
+
+
+async def test_thread_that_dies_while_a_batch_is_started_fails_it(device_over):
+    runner = Overlapping()
+
+    def die(step: str, batch: Batch):
+        raise SystemExit
+
+    runner.failing = die
+    async with device_over(runner) as (device, desk):
+        device.submit(entry(0))
+        await desk.until(lambda: 0 in desk.results)
+        assert desk.states == [False]
 
 
 async def test_stopping_finishes_all_that_was_started(device_over):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
+from tei_grpc.engine.runner import WARM_UP
 from tei_grpc.layers import varlen
 from tei_grpc.layers.attention import CAUSAL, FULL, Mask, attention
 from tei_grpc.layers.bias import alibi_bias
@@ -139,6 +140,29 @@ def test_first_way_to_call_a_kernel_is_kept_where_it_is_right() -> None:
     assert fastest([first, second], sample(CPU, torch.bfloat16), lambda run: 1 / 0) is first
 
 
+def test_kernel_that_is_wrong_at_the_models_head_size_is_not_used() -> None:
+    def run(query: Tensor, *rest: object) -> Tensor:
+        return torchs().run(query, *rest) * (1 if query.shape[2] == 64 else 1.1)
+
+    found = fastest([Varlen("wrong at others", run)], sample(CPU, torch.bfloat16), lambda run: 0.0)
+    assert found is not None
+    assert attended(kernels(found), head_dim=64) == ["wrong at others"]
+    assert attended(kernels(found), head_dim=8) == ["flex_attention"]
+
+
+def test_kernel_is_proven_where_16_bits_are_too_small_for_the_model() -> None:
+    call = sample(CPU, torch.bfloat16)
+    call.key_value[1][3] = torch.inf
+    assert is_right(torchs(), call)
+    assert not is_right(Varlen("wrong", lambda *call: torchs().run(*call) * 1.1), call)
+
+
+def test_attention_by_groups_says_that_it_needs_lengths() -> None:
+    call = sample(CPU, torch.bfloat16)
+    with pytest.raises(ValueError, match="lengths of the texts"):
+        call._replace(inputs=replace(call.inputs, groups=())).to(attend_by_group)
+
+
 @pytest.mark.parametrize("kernels", [[], [Varlen("absent", lambda *_: 1 / 0)]])
 def test_there_may_be_no_flash_attention(kernels: list[Varlen]) -> None:
     assert fastest(kernels, sample(CPU, torch.bfloat16), lambda run: 0.0) is None
@@ -250,6 +274,30 @@ def test_flex_attention_is_compiled_once_for_all_batches() -> None:
             call = Call(query, (query, query), inputs, 0.3, Mask(bias=alibi_bias(2, inputs)))
             torch.testing.assert_close(call.to(flex), call.to(attend_by_group))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("heads", [2, 12])
+def test_flex_attention_meets_no_size_while_serving_that_warm_up_has_not_compiled(heads: int) -> None:
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(module: torch.fx.GraphModule, _: object):
+        graphs.append(module)
+        return module.forward
+
+    def attend(*lengths: int) -> None:
+        query = torch.randn(sum(lengths), heads, 8)
+        Call(query, (query, query), packed_inputs(*lengths), 0.3, FULL).to(flex)
+
+    flex = Flex(torch.compile(flex_attention, dynamic=True, backend=count))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for lengths in WARM_UP:
+            attend(*lengths)
+        compiled = len(graphs)
+        for lengths in ([5], [100, 20], [1], [500, 3], [2, 2, 2], [700]):
+            attend(*lengths)
+    assert len(graphs) == compiled
 
 
 @pytest.mark.gpu
