@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.compiled import Compiled
@@ -151,7 +151,7 @@ def test_largest_batch_holds_all_tokens_that_it_may_for_every_kind(checkpoint: M
     assert set(seen) == {(Kind.EMBED, 300), (Kind.EMBED_ALL, 300)}
 
 
-@torch.library.custom_op("tests::varlen", mutates_args=())
+@library.custom_op("tests::varlen", mutates_args=())
 def opaque(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
     """As torch's own kernel: nothing that a compiler looks into."""
     return stand_ins.varlen_attn(query, key, value, bounds, bounds, longest, longest, scale=scale)
