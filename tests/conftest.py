@@ -7,7 +7,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tei_grpc import cpus
+from tei_grpc import cli, cpus
+from tei_grpc.config import Settings
 from tests.needs import need
 
 cpus.tune_process()  # as the server does: before anything imports torch
@@ -49,6 +50,16 @@ def restored_logging() -> Iterator[None]:
     root.setLevel(level)
     logging.getLogger("tei_test.engine").setLevel(logging.NOTSET)
     logging.captureWarnings(False)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, restored_logging: None) -> list[Settings]:
+    """Run everything but the server; the list holds the settings that it would get."""
+    settings: list[Settings] = []
+    monkeypatch.setattr(cli, "_run_server", lambda given: settings.append(given) or 0)
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    return settings
 
 
 def _fetched(directory: str, name: str) -> Path:

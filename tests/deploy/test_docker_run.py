@@ -26,16 +26,6 @@ PYPROJECT = (ROOT / "pyproject.toml").read_text()
 TABLE = yaml.safe_load((Path(__file__).parent / "docker_run.yaml").read_text())
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, restored_logging: None) -> list[Settings]:
-    """Start everything but the server; the list holds the settings that it would get."""
-    settings: list[Settings] = []
-    monkeypatch.setattr(cli, "_run_server", lambda given: settings.append(given) or 0)
-    for name in Settings.model_fields:
-        monkeypatch.delenv(name.upper(), raising=False)
-    return settings
-
-
 def start(process: Process, monkeypatch: pytest.MonkeyPatch) -> int:
     for name, value in process.environment.items():
         monkeypatch.setenv(name, value)
@@ -51,11 +41,11 @@ def plain(value: object) -> object:
 
 @pytest.mark.parametrize("row", TABLE, ids=[row["run"].partition(TEI)[2] for row in TABLE])
 def test_line_means_what_it_says(
-    started: list[Settings], monkeypatch: pytest.MonkeyPatch, row: dict[str, object]
+    served: list[Settings], monkeypatch: pytest.MonkeyPatch, row: dict[str, object]
 ) -> None:
     process = docker_run(row["run"])
     assert start(process, monkeypatch) == 0
-    [settings] = started
+    [settings] = served
     expected = {**row["means"], **(DATA if row["means"].get("data") else {})}
     expected.pop("data", None)
     assert {name: plain(getattr(settings, name)) for name in expected} == expected
@@ -79,7 +69,7 @@ def test_torch_of_the_image_is_the_one_of_the_tests() -> None:
     assert f"ARG TORCH_VERSION={tested.removeprefix('torch==')}" in (ROOT / "Dockerfile-grpc").read_text().splitlines()
 
 
-def test_model_has_to_be_named(started: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_has_to_be_named(served: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     assert start(docker_run(f"docker run -p 8080:80 {TEI}:1.9"), monkeypatch) == cli.USAGE_ERROR
 
 

@@ -9,16 +9,6 @@ from tei_grpc import __version__, cli
 from tei_grpc.config import Settings
 
 
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch, restored_logging: None) -> list[Settings]:
-    """Run everything but the server; the list holds the settings that it would get."""
-    settings: list[Settings] = []
-    monkeypatch.setattr(cli, "_run_server", lambda given: settings.append(given) or 0)
-    for name in Settings.model_fields:
-        monkeypatch.delenv(name.upper(), raising=False)
-    return settings
-
-
 def error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """Run a command that is refused, and return what it says."""
     try:

@@ -248,18 +248,6 @@ async def test_thread_that_dies_while_a_batch_is_started_fails_it(device_over):
         assert desk.states == [False]
 
 
-async def test_stopping_finishes_all_that_was_started(device_over):
-    runner = Overlapping()
-    async with device_over(runner, max_batch_requests=1) as (device, desk):
-        await held_back(device, runner, [entry(1), entry(2)])
-        stopping = asyncio.ensure_future(device.stop())
-        await desk.until(lambda: len(desk.results) == 2)
-        runner.gate.set()
-        await stopping
-        assert desk.errors() == {1: UnavailableError, 2: UnavailableError}
-        assert isinstance(desk.results[0], Output)
-
-
 @pytest.mark.parametrize("step", ["launch", "collect"])
 async def test_bad_entry_fails_alone_among_overlapping_batches(device_over, step):
     runner = Overlapping()
@@ -579,9 +567,10 @@ async def test_device_that_hangs_can_be_stopped(device_over, impatient):
             assert not await device.stop()
 
 
-async def test_stopping_finishes_what_runs_and_fails_what_waits(device_over):
-    runner = FakeRunner()
-    async with device_over(runner) as (device, desk):
+@pytest.mark.parametrize(("runner_class", "options"), [(FakeRunner, {}), (Overlapping, {"max_batch_requests": 1})])
+async def test_stopping_finishes_what_runs_and_fails_what_waits(device_over, runner_class, options):
+    runner = runner_class()
+    async with device_over(runner, **options) as (device, desk):
         await held_back(device, runner, [entry(1), entry(2)])
         stopping = asyncio.ensure_future(device.stop())
         await desk.until(lambda: len(desk.results) == 2)

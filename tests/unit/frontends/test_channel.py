@@ -2,6 +2,8 @@ import asyncio
 import os
 import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -39,6 +41,16 @@ async def ends():
 
 def answer(id, words):
     return Answered(id, len(words), 1, 0, 0, 1, True)
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def open_files():
@@ -101,12 +113,8 @@ async def test_channel_without_file_descriptors_ends_instead_of_losing_an_answer
     words = np.ones(10, np.int32)
     left.channel.send(answer(0, words), words.data)
     left.channel._write()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
+    with no_descriptor_left():
         right.channel._read()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert right.is_ended
     assert right.messages == []
 
@@ -115,12 +123,8 @@ async def test_channel_that_fails_while_it_is_closed_is_closed_once(ends):
     left, _ = ends
     words = np.ones(10, np.int32)
     left.channel.send(answer(0, words), words.data)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
+    with no_descriptor_left():
         left.channel.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert left.is_ended
 
 
@@ -128,11 +132,7 @@ async def test_file_that_cannot_be_made_ends_the_channel(ends):
     left, right = ends
     words = np.ones(10, np.int32)
     left.channel.send(answer(0, words), words.data)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
+    with no_descriptor_left():
         left.channel._write()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert left.is_ended
     await until(lambda: right.is_ended)
