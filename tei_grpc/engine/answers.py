@@ -65,7 +65,7 @@ def answerers(
     if not pooling:
         return {Kind.PREDICT: Answerer(partial(_logits, model), _read_row)}
     if Pooling.SPLADE in pooling:
-        compute = partial(_splade, model, max(1, LOGITS_BYTES // (4 * config.hf_config["vocab_size"])))
+        compute = partial(_splade, model, max(1, LOGITS_BYTES // (4 * config.vocabulary)))
         return {Kind.EMBED_SPARSE: Answerer(compute, _read_sparse), Kind.EMBED: Answerer(compute, _read_row)}
     pooled = Answerer(partial(_pooled, model, modules, pooling), _read_row)
     if config.kind is not ModelType.EMBEDDING:

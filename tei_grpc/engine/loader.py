@@ -8,6 +8,7 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine.placement import Placement, activations
 from tei_grpc.engine.quantization import prepare, quantize
 from tei_grpc.errors import StartupError, reason_of
+from tei_grpc.loading.config_keys import check_keys
 from tei_grpc.loading.lora import open_checkpoint
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.loading.score_head import ScoredCheckpoint
@@ -50,6 +51,7 @@ def _load_generic(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) 
 
 
 def _load_family(family: type[Model], model: ModelConfig, lora_task: str | None, dtype: torch.dtype) -> Model:
+    check_keys(model.hf_config)
     config = {**model.hf_config, "model_type": model.model_type}
     checkpoint = open_checkpoint(model.folder, model.hf_config, lora_task)
     if model.score_tokens is not None:

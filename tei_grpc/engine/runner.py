@@ -56,7 +56,7 @@ class Runner:
         self.kind = next(iter(self._answerers))  # of entries that are run for their time and memory alone
         self._pipeline = pipeline(placement, self._model, model, config)
         self._max_input_length, self._max_batch_tokens = model.max_input_length, config.max_batch_tokens
-        self._vocabulary = int(model.hf_config.get("vocab_size", 1))  # some of transformers' models have it elsewhere
+        self._vocabulary = model.vocabulary
         self._is_narrow = placement.dtype != "float32"
         self.seconds_per_token = 0.0  # of the largest batch that was measured at start; 0 where none was
         self._tried = 0  # tokens of the largest batch that was run at start on a CPU
@@ -219,7 +219,7 @@ class Runner:
 
     def _embedding_size(self, model: ModelConfig) -> int:
         if Pooling.SPLADE in model.pooling:
-            return int(model.hf_config["vocab_size"])
+            return model.vocabulary
         try:
             pooled = torch.zeros(1, self._model.hidden_size * max(1, len(model.pooling)), device=self._pipeline.device)
             return int(self._modules(pooled).shape[1])

@@ -21,7 +21,8 @@ def load_linear(file: Path, in_features: int, out_features: int | None = None) -
     """The layer in `file`, float32; without `out_features` it has as many as the file says. Raises StartupError."""
     checkpoint = CheckpointFile(file)
     if out_features is None:
-        out_features = next((len(read(name)) for name, read in checkpoint.tensors() if name == "weight"), in_features)
+        weight = next((read(name) for name, read in checkpoint.tensors() if name == "weight"), None)
+        out_features = in_features if weight is None or not weight.dim() else len(weight)
     with torch.device("meta"):
         linear = Linear(in_features, out_features)
     load_weights(linear, checkpoint, Names(), dtype=torch.float32)

@@ -17,8 +17,9 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine import validation
 from tei_grpc.engine.request import task_is_cancelled
 from tei_grpc.engine.templating import encode_pair
-from tei_grpc.errors import StartupError, TeiError, TokenizationError, UnavailableError, is_failure, reason_of
+from tei_grpc.errors import TeiError, TokenizationError, UnavailableError, is_failure
 from tei_grpc.loading.chat_template import PairTemplate
+from tei_grpc.loading.failures import library_errors
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.loading.tokenizer_files import read_tokenizer
 from tei_grpc.types import Encoding, Input, SimpleToken, TruncationDirection
@@ -153,12 +154,8 @@ def load(folder: Path, hf_config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     tokenizer = read_tokenizer(folder, hf_config)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    try:
+    with library_errors(f"the tokenizer of `{folder}` fails at any text"):
         tokenizer.encode(ANY_TEXT)
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        raise StartupError(f"the tokenizer of `{folder}` fails at any text: {reason_of(error)}") from error
     return tokenizer
 
 

@@ -3,10 +3,12 @@
 import logging
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tei_grpc.loading.model_config import ModelConfig
+from tei_grpc.loading.files import read_value
+from tei_grpc.loading.model_config import CONFIG, ModelConfig
 from tei_grpc.types import Pooling
 
 logger = logging.getLogger(__name__)
@@ -34,11 +36,11 @@ def workspace(model: ModelConfig, hidden: int, dtype: str) -> Workspace:
 
     What a config does not name as most do is taken for what is usual.
     """
-    config = model.hf_config
-    heads = config.get("num_attention_heads") or 1
-    query = heads * (config.get("head_dim") or hidden // heads)
-    key = query * (config.get("num_key_value_heads") or heads) // heads
-    intermediate = config.get("intermediate_size") or config.get("hidden_dim") or 4 * hidden
+    size = partial(read_value, model.hf_config, kind=int, file=CONFIG)
+    heads = size("num_attention_heads") or 1
+    query = heads * (size("head_dim") or hidden // heads)
+    key = query * (size("num_key_value_heads") or heads) // heads
+    intermediate = size("intermediate_size") or size("hidden_dim") or 4 * hidden
     values = max(3 * hidden + 4 * query + 5 * key, 5 * hidden + 3 * intermediate)
     number_bytes = 4 if dtype == "float32" else 2
     fixed = FIXED + (VOCABULARY if Pooling.SPLADE in model.pooling else 0)

@@ -62,9 +62,9 @@ def tensor_names(folder: Path) -> frozenset[str]:
     try:
         for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
             if (folder / index).is_file() and not (folder / "model.safetensors").is_file():
-                return frozenset(json.loads((folder / index).read_bytes())["weight_map"])
+                return frozenset({**json.loads((folder / index).read_bytes())["weight_map"]})
         return frozenset(_read_header(folder / "model.safetensors")) - {"__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return frozenset()
 
 
@@ -72,5 +72,4 @@ def _read_header(file: Path) -> Iterable[str]:
     """A safetensors file starts with the length of its header, a JSON object, in 8 bytes, little-endian."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        names: Iterable[str] = json.loads(stream.read(min(length, LARGEST_HEADER)))
-        return names
+        return {**json.loads(stream.read(min(length, LARGEST_HEADER)))}

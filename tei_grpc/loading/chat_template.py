@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.files import read_optional_object
-from tei_grpc.loading.tokenizer_files import TOKENIZER_CONFIG
+from tei_grpc.loading.failures import library_errors
+from tei_grpc.loading.files import read_optional_object, read_value
+from tei_grpc.loading.tokenizer_files import TOKENIZER_CONFIG, token_text
 
 QWEN3_RERANKER = "qwen3-reranker"  # a template that its checkpoints document without stating it
 QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -48,13 +49,20 @@ def qwen3_reranker(instruction: str | None) -> PairTemplate:
 
 
 def read_source(folder: Path) -> str | None:
-    """The Jinja text of a checkpoint's chat template: chat_template.jinja, else what the tokenizer's config holds."""
+    """The Jinja text of a checkpoint's chat template: chat_template.jinja, else what the tokenizer's config holds.
+
+    Of several in that config, it is the one called `default`. Raises StartupError.
+    """
     if (folder / FILE).is_file():
         return _read(folder / FILE)
-    stated = read_optional_object(folder / TOKENIZER_CONFIG).get("chat_template")
-    if isinstance(stated, list):
-        stated = next((named.get("template") for named in stated if named.get("name") == "default"), None)
-    return stated if isinstance(stated, str) else None
+    config = read_optional_object(folder / TOKENIZER_CONFIG)
+    stated = config.get("chat_template")
+    if not isinstance(stated, list):
+        return read_value(config, "chat_template", str, TOKENIZER_CONFIG)
+    if not all(isinstance(named, dict) for named in stated):
+        raise StartupError(f"`{TOKENIZER_CONFIG}`: `chat_template` must be a list of objects, not {stated!r:.100}")
+    default: Mapping[str, Any] = next((named for named in stated if named.get("name") == "default"), {})
+    return read_value(default, "template", str, TOKENIZER_CONFIG)
 
 
 def choose_template(choice: str, folder: Path, instruction: str | None, variables: Mapping[str, Any]) -> PairTemplate:
@@ -104,17 +112,14 @@ def _read(file: Path) -> str:
 
 def _compile(source: str, variables: Mapping[str, Any]) -> partial[str]:
     """The template in Jinja's sandbox, with the settings that templates are written for."""
-    import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _give_up
-    try:
+    with library_errors("the chat template is no Jinja template"):  # more than its own errors: Python compiles, too
         return partial(_render, environment.from_string(source), variables)
-    except jinja2.TemplateSyntaxError as error:
-        raise StartupError(f"the chat template is no Jinja template: {error}") from error
 
 
 def _render(template: Any, variables: Mapping[str, Any], messages: Sequence[Mapping[str, object]]) -> str:
@@ -132,6 +137,7 @@ def _give_up(message: str) -> NoReturn:
 
 def _special_tokens(folder: Path) -> dict[str, str]:
     config = read_optional_object(folder / TOKENIZER_CONFIG)
-    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    tokens = {
+        name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str | dict)
+    }
+    return {name: token_text(value, name, TOKENIZER_CONFIG) for name, value in tokens.items()}

@@ -12,6 +12,19 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
+def library_errors(text: str) -> Iterator[None]:
+    """Raises StartupError, which says `text` and the reason, in place of whatever a library raises or panics with."""
+    try:
+        yield
+    except StartupError:
+        raise
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise StartupError(f"{text}: {reason_of(error)}") from error
+
+
+@contextmanager
 def loading_errors(config: EngineConfig) -> Iterator[None]:
     """Raises StartupError in place of whatever loading raises."""
     try:

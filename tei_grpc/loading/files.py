@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 LFS_MAGIC = b"version https://git-lfs"
 LONGEST_PATH = 255  # bytes; no file system has longer names, and no checkpoint paths of several long ones
-JSON_NAMES = {str: "a string", int: "a whole number", list: "a list", dict: "an object"}
+JSON_NAMES: Mapping[type, str] = {
+    **{bool: "true or false", str: "a string", int: "a whole number", float: "a number"},
+    **{list: "a list", dict: "an object"},
+}
 
 
 def read_object(file: Path) -> Mapping[str, Any]:
@@ -37,13 +40,26 @@ def read_optional_objects(file: Path) -> list[Mapping[str, Any]]:
 
 
 def read_value(content: Mapping[str, Any], key: str, kind: type[T], file: str) -> T | None:
-    """`content[key]`, None when it is absent or null. Raises StartupError naming `file` when it is no `kind`."""
+    """`content[key]`, None when it is absent or null. Raises StartupError naming `file` when it is no `kind`.
+
+    A `float` may be written as a whole number.
+    """
     value = content.get(key)
     if value is None:
         return None
-    if not isinstance(value, kind) or isinstance(value, bool):
+    kinds: Any = (int, float) if kind is float else kind
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(value, kinds):
         raise StartupError(f"`{file}`: `{key}` must be {JSON_NAMES[kind]}, not {value!r:.100}")
-    return value
+    found: T = value
+    return found
+
+
+def read_strings(content: Mapping[str, Any], key: str, file: str) -> list[str]:
+    """The list of strings `content[key]`, empty when it is absent or null. Raises StartupError as `read_value` does."""
+    strings = read_value(content, key, list, file) or []
+    if not all(isinstance(string, str) for string in strings):
+        raise StartupError(f"`{file}`: `{key}` must be a list of strings, not {strings!r:.100}")
+    return strings
 
 
 def check_inside(path: str, source: str) -> None:
@@ -66,9 +82,9 @@ def _checked_object(content: object, file: Path) -> Mapping[str, Any]:
 
 
 def _read(file: Path) -> object:
-    if file.exists() and not file.is_file():
-        raise StartupError(f"`{file}` is not a file")
     try:
+        if file.exists() and not file.is_file():
+            raise StartupError(f"`{file}` is not a file")
         check_no_pointer(file)
         content: object = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from tei_grpc.errors import StartupError
+from tei_grpc.loading.failures import library_errors
+from tei_grpc.loading.files import read_strings, read_value
+from tei_grpc.loading.model_config import CONFIG
 from tei_grpc.loading.weights import Checkpoint, Read
 
 LEVEL = ".parametrizations.weight."  # of X.weight: X.parametrizations.weight.original, .0.lora_A and .0.lora_B
@@ -44,9 +47,10 @@ class AdaptedCheckpoint(Checkpoint):
             weight = stored[f"{level}original"](f"{level}original")
             if self._task is None:
                 return weight
-            a, b = (_read(stored, f"{level}0.{part}")[self._task].float() for part in ("lora_A", "lora_B"))
-            left, right = (a, b) if len(a) == len(weight) else (b, a)
-            return torch.addmm(weight.float(), left, right, alpha=self._scale)
+            with library_errors(f"the adaptation `{level}0` does not fit its weight"):
+                a, b = (_read(stored, f"{level}0.{part}")[self._task].float() for part in ("lora_A", "lora_B"))
+                left, right = (a, b) if len(a) == len(weight) else (b, a)
+                return torch.addmm(weight.float(), left, right, alpha=self._scale)
 
         return read
 
@@ -64,11 +68,18 @@ def open_checkpoint(folder: Path, hf_config: Mapping[str, Any], task: str | None
     """
     plain = Checkpoint(folder)
     adapted = any(LEVEL in name for name in plain.names())
-    tasks = list(hf_config.get("lora_adaptations") or ()) if adapted else []
+    tasks = read_strings(hf_config, "lora_adaptations", CONFIG) if adapted else []
     if task is not None and task not in tasks:
         known = f"it has: {', '.join(tasks)}" if tasks else "it has none"
         raise StartupError(f"`--lora-task` {task!r} is not among the model's LoRA adaptations; {known}")
     if not adapted:
         return plain
-    scale = hf_config.get("lora_alpha", 1) / hf_config.get("lora_rank", 4)  # Jina's defaults
-    return AdaptedCheckpoint(folder, None if task is None else tasks.index(task), scale)
+    return AdaptedCheckpoint(folder, None if task is None else tasks.index(task), _scale(hf_config))
+
+
+def _scale(hf_config: Mapping[str, Any]) -> float:
+    alpha, rank = (read_value(hf_config, f"lora_{name}", float, CONFIG) for name in ("alpha", "rank"))
+    try:
+        return (1 if alpha is None else alpha) / (4 if rank is None else rank)  # Jina's defaults
+    except ArithmeticError as error:
+        raise StartupError(f"`{CONFIG}`: `lora_alpha` {alpha} and `lora_rank` {rank} are no scale") from error

@@ -11,7 +11,7 @@ from tei_grpc.errors import StartupError
 from tei_grpc.loading import reranking, sentence_transformers
 from tei_grpc.loading.architecture import infer_architectures
 from tei_grpc.loading.chat_template import PairTemplate
-from tei_grpc.loading.files import read_object, read_value
+from tei_grpc.loading.files import read_object, read_strings, read_value
 from tei_grpc.loading.sentence_transformers import Module, ScoreTokens
 from tei_grpc.loading.sizes import check_sizes
 from tei_grpc.loading.token_heads import TokenHeads, read_token_heads
@@ -50,6 +50,7 @@ class ModelConfig:
     template: PairTemplate | None = None  # around a query and a document
     score_tokens: ScoreTokens | None = None  # of a language model that scores pairs by its vocabulary's logits
     token_heads: TokenHeads = field(default_factory=TokenHeads)
+    vocabulary: int = 1  # config.json `vocab_size`; some of transformers' models have it elsewhere
 
 
 def read_model_config(folder: Path, config: EngineConfig) -> ModelConfig:
@@ -63,7 +64,7 @@ def read_model_config(folder: Path, config: EngineConfig) -> ModelConfig:
     )
     score_tokens = reranking.find_score_tokens(folder, hf_config, described, config)
     own_head = is_classifier(architectures, config.pooling) or score_tokens is not None
-    labels = _labels(hf_config, described, score_tokens) if own_head or described.scores else ()
+    labels = _labels(hf_config, described, score_tokens) if own_head or described.scores is not None else ()
     kind = _kind(bool(labels), labels)
     pooling = () if own_head else _pooling(hf_config, architectures, described, config)
     prompt = _default_prompt(kind, described, config)
@@ -89,6 +90,7 @@ def read_model_config(folder: Path, config: EngineConfig) -> ModelConfig:
         template=template,
         score_tokens=score_tokens,
         token_heads=_token_heads(folder, hf_config, kind, pooling, config),
+        vocabulary=read_value(hf_config, "vocab_size", int, CONFIG) or 1,
     )
 
 
@@ -108,6 +110,7 @@ def _labels(
     labels = read_labels(hf_config)
     if described.scores is None or len(labels) == described.scores:
         return labels
+    _check_count(described.scores)
     return tuple(f"LABEL_{index}" for index in range(described.scores))
 
 
@@ -142,10 +145,7 @@ def _token_heads(
 
 def read_architectures(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the transformers classes that the checkpoint was saved from; often just one, sometimes none."""
-    names = read_value(hf_config, "architectures", list, CONFIG) or []
-    if not all(isinstance(name, str) for name in names):
-        raise StartupError(f"`{CONFIG}`: `architectures` must be a list of strings, not {names!r:.100}")
-    return tuple(names)
+    return tuple(read_strings(hf_config, "architectures", CONFIG))
 
 
 def is_classifier(architectures: tuple[str, ...], pooling: str | None) -> bool:
@@ -165,9 +165,13 @@ def read_labels(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
         _label_index(key): str(name) for key, name in (read_value(hf_config, "id2label", dict, CONFIG) or {}).items()
     }
     size = max(names) + 1 if names else read_value(hf_config, "num_labels", int, CONFIG) or 2
-    if not 0 < size <= MAX_LABELS:
-        raise StartupError(f"`{CONFIG}`: {size} labels; there may be 1 to {MAX_LABELS}")
+    _check_count(size)
     return tuple(names.get(index, f"LABEL_{index}") for index in range(size))
+
+
+def _check_count(labels: int) -> None:
+    if not 0 < labels <= MAX_LABELS:
+        raise StartupError(f"`{CONFIG}`: {labels} labels; there may be 1 to {MAX_LABELS}")
 
 
 def _label_index(key: str) -> int:
@@ -204,6 +208,8 @@ def _pooling(
         raise StartupError(
             f"`splade` pooling needs a masked-language-model head, but `architectures` is {list(architectures)}"
         )
+    if Pooling.SPLADE in pooling and not read_value(hf_config, "vocab_size", int, CONFIG):
+        raise StartupError(f"`splade` pooling needs `vocab_size` in `{CONFIG}`")
     if pooling:
         return pooling
     if model_type == "llama_bidirec":

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tei_grpc.errors import StartupError, reason_of
+from tei_grpc.errors import StartupError
+from tei_grpc.loading.failures import library_errors
 from tei_grpc.loading.weights import Checkpoint, refuse_tensors
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
@@ -66,12 +67,8 @@ def _code_files(auto_map: object) -> str:
 
 def read_config(transformers: Any, folder: Path) -> Any:
     """config.json as transformers reads it, for running without a cache of keys. Raises StartupError."""
-    try:
+    with library_errors(f"transformers {transformers.__version__} cannot read config.json"):
         config = transformers.AutoConfig.from_pretrained(folder, **LOCAL)  # nosec B615 # nothing is downloaded
-    except Exception as error:  # each architecture checks its config in its own way
-        raise StartupError(
-            f"transformers {transformers.__version__} cannot read config.json: {reason_of(error)}"
-        ) from error
     config.use_cache = False
     return config
 
@@ -84,10 +81,8 @@ def load(auto: Any, folder: Path, config: Any, *, dtype: torch.dtype, unused: Se
     """
     Checkpoint(folder)  # says better than transformers what is wrong with a file
     options = {"config": config, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
-    try:
+    with library_errors("transformers cannot load the checkpoint"):
         model, found = auto.from_pretrained(folder, **options, **LOCAL)
-    except Exception as error:  # each architecture builds itself in its own way
-        raise StartupError(f"transformers cannot load the checkpoint: {reason_of(error)}") from error
     shapes = [f"{name} (has {list(has)}, needs {list(needs)})" for name, has, needs in found["mismatched_keys"]]
     refuse_tensors("the checkpoint has another shape for", shapes)
     refuse_tensors("the checkpoint lacks", [name for name in found["missing_keys"] if not _is_below(name, unused)])
@@ -114,5 +109,5 @@ def _names_of_heads(config: Any) -> Iterator[str]:
     for mapping in HEAD_MAPPINGS:
         found = getattr(transformers, mapping).get(type(config), ())
         for model_class in found if isinstance(found, tuple) else (found,):
-            with torch.device("meta"), suppress(ValueError):  # some heads insist on two labels
+            with torch.device("meta"), suppress(Exception):  # some heads insist on two labels, for example
                 yield from model_class(config).state_dict()

@@ -37,6 +37,8 @@ class ScoredCheckpoint(Checkpoint):
     def _read_score(self, _: str) -> Tensor:
         name, read = self._vocabulary_head()
         rows = read(name)
+        if rows.dim() != 2:
+            raise StartupError(f"tensor `{name}` has shape {list(rows.shape)}; it must have a row for each token")
         if not all(0 <= token < len(rows) for token in self._tokens if token is not None):
             raise StartupError(f"tokens {tuple(self._tokens)} score pairs, but `{name}` has {len(rows)} rows")
         score = rows[self._tokens.true].float()

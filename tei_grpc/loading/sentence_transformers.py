@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tei_grpc.errors import StartupError
 from tei_grpc.loading.files import check_inside, read_object, read_optional_object, read_optional_objects, read_value
+from tei_grpc.loading.tokenizer_files import TOKENIZER_CONFIG
 from tei_grpc.types import Pooling
 
 LIMIT_FILES = tuple(
@@ -14,7 +15,6 @@ LIMIT_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
-LIMITS = LIMIT_FILES[0]
 PROMPTS = "config_sentence_transformers.json"
 
 POOLING_FLAGS = {  # up to version 5; also the order in which several are concatenated
@@ -83,23 +83,23 @@ def read(folder: Path) -> Description:
     for name, module in modules:
         _check_known(name, module)
     pooling = read_optional_object(_pooling_folder(folder, modules) / "config.json")
-    limits = next(filter(None, (read_optional_object(folder / file) for file in LIMIT_FILES)), {})
-    tokenizer = read_optional_object(folder / "tokenizer_config.json")
+    limits_file, limits = _read_limits(folder)
+    tokenizer = read_optional_object(folder / TOKENIZER_CONFIG)
     prompts = read_optional_object(folder / PROMPTS)
     after = tuple(_read_module(name, folder / module["path"]) for name, module in modules if name in AFTER_POOLING)
     return Description(
         pooling=(Pooling.SPLADE,) if any(name == "SpladePooling" for name, _ in modules) else read_pooling(pooling),
         include_prompt=bool(pooling.get("include_prompt", True)),
         modules=after,
-        max_seq_length=_positive(limits.get("max_seq_length")),
-        model_max_length=_positive(tokenizer.get("model_max_length")),
+        max_seq_length=_positive(read_value(limits, "max_seq_length", float, limits_file)),
+        model_max_length=_positive(read_value(tokenizer, "model_max_length", float, TOKENIZER_CONFIG)),
         lower_case=bool(limits.get("do_lower_case", False)),
         prompts=_read_prompts(prompts),
         default_prompt_name=read_value(prompts, "default_prompt_name", str, PROMPTS),
         score_tokens=next((_read_score_tokens(folder / m["path"]) for name, m in modules if name == LOGIT_SCORE), None),
         scores=_read_scores(after),
-        takes_messages="message" in (read_value(limits, "modality_config", dict, LIMITS) or ("message",)),
-        template_variables=(read_value(limits, "processing_kwargs", dict, LIMITS) or {}).get("chat_template") or {},
+        takes_messages="message" in (read_value(limits, "modality_config", dict, limits_file) or ("message",)),
+        template_variables=_read_template_variables(limits, limits_file),
     )
 
 
@@ -129,9 +129,22 @@ def replace_dense(modules: Sequence[Module], folder: Path) -> tuple[Module, ...]
     return tuple(dense if module in own else module for module in modules) if own else (*modules, dense)
 
 
+def _read_limits(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """The first of the files with any content, and what is in it."""
+    found = ((file, read_optional_object(folder / file)) for file in LIMIT_FILES)
+    return next(((file, limits) for file, limits in found if limits), (LIMIT_FILES[0], {}))
+
+
+def _read_template_variables(limits: Mapping[str, Any], file: str) -> Mapping[str, Any]:
+    options = read_value(limits, "processing_kwargs", dict, file) or {}
+    return read_value(options, "chat_template", dict, file) or {}
+
+
 def _read_scores(modules: Sequence[Module]) -> int | None:
-    outputs = (module.config.get("out_features") for module in modules if module.config.get(OUTPUT) == SCORES)
-    return next(outputs, None)
+    scoring = [module for module in modules if module.config.get(OUTPUT) == SCORES]
+    if not scoring:
+        return None
+    return read_value(scoring[0].config, "out_features", int, f"{scoring[0].folder.name}/config.json")
 
 
 def _read_score_tokens(folder: Path) -> ScoreTokens:
@@ -169,8 +182,6 @@ def _read_module(name: str, folder: Path) -> Module:
     return Module(name, folder, read_optional_object(folder / "config.json"))
 
 
-def _positive(number: object) -> int | None:
+def _positive(number: float | None) -> int | None:
     """Tokenizers write 1e30 for "no limit": that, like null, says nothing."""
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return None
-    return int(number) if 1 <= number < 10**9 else None
+    return int(number) if number is not None and 1 <= number < 10**9 else None

@@ -22,5 +22,5 @@ def check_sizes(hf_config: Mapping[str, Any]) -> None:
             raise StartupError(f"`{key}` in `config.json` must be 1 to {MAX_LAYERS}. Given: {layers}")
     for key in SIZES:
         size = hf_config.get(key)
-        if isinstance(size, int | float) and size > MAX_SIZE:
+        if isinstance(size, int | float) and abs(size) > MAX_SIZE:
             raise StartupError(f"`{key}` in `config.json` must be at most {MAX_SIZE}. Given: {size}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from tei_grpc.errors import StartupError
 from tei_grpc.loading.files import read_optional_object
-from tei_grpc.loading.tokenizer_files import TOKENIZER_CONFIG, read_tokenizer
+from tei_grpc.loading.tokenizer_files import TOKENIZER_CONFIG, read_tokenizer, token_text
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ def read_token_heads(folder: Path, hf_config: Mapping[str, Any], *, colbert: boo
 
 def _special_ids(folder: Path, hf_config: Mapping[str, Any]) -> frozenset[int]:
     config = read_optional_object(folder / TOKENIZER_CONFIG)
-    named = [config[name] for name in DROPPED if config.get(name)]
-    texts = [str(token["content"]) if isinstance(token, dict) else str(token) for token in named]
+    named = {name: config[name] for name in DROPPED if config.get(name) is not None}
+    texts = [token_text(token, name, TOKENIZER_CONFIG) for name, token in named.items()]
     tokenizer = read_tokenizer(folder, hf_config)
     ids = (tokenizer.token_to_id(text) for text in texts)
     return frozenset(token for token in ids if token is not None)

@@ -11,11 +11,15 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from tei_grpc.errors import StartupError, is_failure
+from tei_grpc.errors import StartupError
+from tei_grpc.loading.failures import library_errors
 from tei_grpc.loading.files import check_no_pointer, read_optional_object, read_value
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+ADDED_TOKENS = "added_tokens.json"
+MAX_DIGITS = 10  # of a token's id
 WORD_PIECE_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
 ROBERTA_CLASSES = ("RobertaTokenizer", "LongformerTokenizer")
 CLASS_OF_MODEL_TYPE = {  # where no tokenizer_config.json names one
@@ -33,19 +37,15 @@ def read_tokenizer(folder: Path, hf_config: Mapping[str, Any]) -> Tokenizer:
     file = folder / TOKENIZER
     tokenizer = _read(file) if file.is_file() else _convert(folder, hf_config)
     if is_gte_qwen2(hf_config):
-        _end_with(tokenizer, END_OF_TEXT)
+        with library_errors(f"the tokenizer of `{folder}` fails at any text"):
+            _end_with(tokenizer, END_OF_TEXT)
     return tokenizer
 
 
 def _read(file: Path) -> Tokenizer:
     check_no_pointer(file)
-    try:
+    with library_errors(f"`{file}` cannot be read by tokenizers {tokenizers.__version__}"):
         return Tokenizer.from_file(str(file))
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        version = tokenizers.__version__
-        raise StartupError(f"`{file}` cannot be read by tokenizers {version}: {error}") from error
 
 
 def _convert(folder: Path, hf_config: Mapping[str, Any]) -> Tokenizer:
@@ -57,16 +57,10 @@ def _convert(folder: Path, hf_config: Mapping[str, Any]) -> Tokenizer:
     converter = _converter(config.class_name or CLASS_OF_MODEL_TYPE.get(str(hf_config.get("model_type")), ""), folder)
     if converter is None:
         return _convert_by_transformers(folder, found)
-    try:
+    with library_errors(f"`{found}` cannot be made into `{TOKENIZER}`"):
         tokenizer = converter(folder, config)
         tokenizer.add_tokens(config.added_tokens())
         return tokenizer
-    except StartupError:
-        raise
-    except BaseException as error:  # the library has no error class of its own
-        if not is_failure(error):
-            raise
-        raise StartupError(f"`{found}` cannot be made into `{TOKENIZER}`: {error}") from error
 
 
 class _TokenizerConfig:
@@ -74,51 +68,71 @@ class _TokenizerConfig:
 
     def __init__(self, folder: Path) -> None:
         self._values = read_optional_object(folder / TOKENIZER_CONFIG)
-        self._special = {**read_optional_object(folder / "special_tokens_map.json"), **self._values}
-        self._added = read_optional_object(folder / "added_tokens.json")
+        self._special = {**read_optional_object(folder / SPECIAL_TOKENS), **self._values}
+        self._added = read_optional_object(folder / ADDED_TOKENS)
         name = read_value(self._values, "tokenizer_class", str, TOKENIZER_CONFIG) or ""
         self.class_name = name.removesuffix("Fast")
         self._named: dict[str, AddedToken] = {}
 
     def flag(self, key: str, default: bool | None) -> Any:
-        """A boolean, as it stands; None where the default says so."""
-        value = self._values.get(key, default)
-        if value is not None and not isinstance(value, bool):
-            raise StartupError(f"`{TOKENIZER_CONFIG}`: `{key}` must be true or false, not {value!r:.100}")
-        return value
+        """A boolean; None where the default says so."""
+        value = read_value(self._values, key, bool, TOKENIZER_CONFIG)
+        return default if value is None else value
 
     def special(self, key: str, default: str) -> str:
         """The text of a special token, `cls_token` for example; `added_tokens` then lists it, too."""
-        token = _added_token(self._special.get(key) or default, special=True)
+        stated = self._special.get(key)
+        token = _added_token(default if stated in (None, "") else stated, key, self._file(key), special=True)
         self._named[key] = token
         return token.content
 
     def added_tokens(self) -> list[AddedToken]:
         """Tokens beside the vocabulary, in the order of their ids, and the special ones."""
-        decoder = read_value(self._values, "added_tokens_decoder", dict, TOKENIZER_CONFIG) or {}
-        listed = [_added_token(decoder[id], special=False) for id in sorted(decoder, key=_number)]
-        if not decoder:
-            listed = [_added_token(text, special=False) for text in sorted(self._added, key=self._added.__getitem__)]
-        more = read_value(self._special, "additional_special_tokens", list, TOKENIZER_CONFIG) or []
+        key, file = "additional_special_tokens", self._file("additional_special_tokens")
+        more = read_value(self._special, key, list, file) or []
+        listed = self._listed_tokens()
         known = {token.content for token in listed}
-        special = [*self._named.values(), *(_added_token(token, special=True) for token in more)]
+        special = [*self._named.values(), *(_added_token(token, key, file, special=True) for token in more)]
         return listed + [token for token in special if token.content not in known]
+
+    def _listed_tokens(self) -> list[AddedToken]:
+        key = "added_tokens_decoder"
+        decoder = read_value(self._values, key, dict, TOKENIZER_CONFIG) or {}
+        if decoder:
+            return [
+                _added_token(decoder[id], key, TOKENIZER_CONFIG, special=False) for id in sorted(decoder, key=_number)
+            ]
+        ids = {text: read_value(self._added, text, int, ADDED_TOKENS) or 0 for text in self._added}
+        return [_added_token(text, text, ADDED_TOKENS, special=False) for text in sorted(ids, key=ids.__getitem__)]
+
+    def _file(self, key: str) -> str:
+        return TOKENIZER_CONFIG if key in self._values else SPECIAL_TOKENS
 
 
 def _number(id: str) -> int:
-    if not id.isdecimal():
+    if not id.isdecimal() or len(id) > MAX_DIGITS:
         raise StartupError(f"`{TOKENIZER_CONFIG}`: `added_tokens_decoder` must have ids as keys, not {id!r:.100}")
     return int(id)
 
 
-def _added_token(value: object, *, special: bool) -> AddedToken:
+def token_text(value: object, key: str, file: str) -> str:
+    """The text of a token that `file` has under `key`: a string, or an object with a string as its `content`.
+
+    Raises StartupError for anything else.
+    """
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise StartupError(f"`{file}`: `{key}` must be a string, or an object with `content`, not {value!r:.100}")
+    return text
+
+
+def _added_token(value: object, key: str, file: str, *, special: bool) -> AddedToken:
     """From its text, or from an object that says how it is matched."""
-    if isinstance(value, str):
-        return AddedToken(value, special=special, normalized=not special)
-    if not isinstance(value, dict) or not isinstance(value.get("content"), str):
-        raise StartupError(f"`{TOKENIZER_CONFIG}`: a token must be a string or an object, not {value!r:.100}")
+    text = token_text(value, key, file)
+    if not isinstance(value, dict):
+        return AddedToken(text, special=special, normalized=not special)
     flags = {key: bool(value[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in value}
-    return AddedToken(value["content"], special=special or bool(value.get("special")), **flags)
+    return AddedToken(text, special=special or bool(value.get("special")), **flags)
 
 
 _Converter = Callable[[Path, _TokenizerConfig], Tokenizer]
@@ -208,16 +222,14 @@ def _convert_by_transformers(folder: Path, vocabulary: Path) -> Tokenizer:
             "pip install 'tei-grpc[generic]'; to make it once, elsewhere: "
             "`transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)`"
         ) from error
-    try:
+    with library_errors(
+        f"`{TOKENIZER}` not found in `{folder}`, and transformers {transformers.__version__} cannot make it of "
+        f"`{vocabulary.name}`"
+    ):
         made: Any = transformers.AutoTokenizer.from_pretrained(  # nosec B615 # nothing is downloaded
             folder, local_files_only=True, trust_remote_code=False
         )
         return Tokenizer.from_str(made.backend_tokenizer.to_str())
-    except Exception as error:  # each kind of tokenizer fails in its own way
-        raise StartupError(
-            f"`{TOKENIZER}` not found in `{folder}`, and transformers {transformers.__version__} cannot make it of "
-            f"`{vocabulary.name}`: {error}"
-        ) from error
 
 
 def is_gte_qwen2(hf_config: Mapping[str, Any]) -> bool:

@@ -1,6 +1,5 @@
 """Owns reading a checkpoint's tensors, one by one, into a module that was built on the meta device."""
 
-import json
 import logging
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tei_grpc.errors import StartupError
-from tei_grpc.loading.files import check_inside, check_no_pointer
+from tei_grpc.loading.failures import library_errors
+from tei_grpc.loading.files import check_inside, check_no_pointer, read_object, read_value
 from tei_grpc.loading.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,8 @@ def _fill(slot: Tensor, tensor: Tensor, name: str) -> None:
         raise StartupError(f"tensor `{name}` has shape {list(tensor.shape)}, the model needs {list(slot.shape)}")
     if not tensor.is_floating_point():
         raise StartupError(f"tensor `{name}` has dtype {tensor.dtype}, the model needs floating point")
-    slot.copy_(tensor)
+    with library_errors(f"tensor `{name}` cannot be read"):  # pickles may hold sparse ones, or some without values
+        slot.copy_(tensor)
 
 
 def refuse_tensors(what: str, names: Collection[str]) -> None:
@@ -161,11 +162,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(index: Path) -> list[Path]:
-    check_no_pointer(index)
-    try:
-        shards = sorted({str(shard) for shard in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise StartupError(f"{index} is not an index of weight files") from error
+    weight_map = read_value(read_object(index), "weight_map", dict, index.name)
+    if not weight_map:
+        raise StartupError(f"`{index}` names no weight files: it has no `weight_map`")
+    if not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise StartupError(f"`{index}`: `weight_map` must map tensors to names of files")
+    shards = sorted(set(weight_map.values()))
     files = [index.parent / shard for shard in shards]
     for shard, file in zip(shards, files, strict=True):
         check_inside(shard, index.name)
@@ -182,9 +184,15 @@ def _open(file: Path) -> Mapping[str, Read]:
 def _open_safetensors(file: Path) -> Mapping[str, Read]:
     try:
         tensors: Any = safe_open(file, framework="pt")
-        return dict.fromkeys(tensors.keys(), tensors.get_tensor)
     except SafetensorError as error:
         raise StartupError(f"{file} is damaged or cut short") from error
+
+    def read(name: str) -> Tensor:
+        with library_errors(f"tensor `{name}` of {file} cannot be read"):
+            tensor: Tensor = tensors.get_tensor(name)
+            return tensor
+
+    return dict.fromkeys(tensors.keys(), read)
 
 
 def _open_pickle(file: Path) -> Mapping[str, Read]:
@@ -194,8 +202,8 @@ def _open_pickle(file: Path) -> Mapping[str, Read]:
         raise StartupError(f"{file} holds more than tensors and could run code; it is refused") from error
     except Exception as error:  # the unpickler raises whatever damaged bytes lead it to
         raise StartupError(f"{file} is damaged or cut short") from error
-    if not isinstance(tensors, dict):
-        raise StartupError(f"{file} holds no dictionary of tensors")
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
+        raise StartupError(f"{file} holds no dictionary of tensors by name")
     return dict.fromkeys((name for name, value in tensors.items() if isinstance(value, Tensor)), tensors.__getitem__)
 
 

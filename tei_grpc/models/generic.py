@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,11 @@ from tei_grpc.errors import StartupError
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.precision import Float32
 from tei_grpc.loading import pretrained
+from tei_grpc.loading.files import read_value
+from tei_grpc.loading.model_config import CONFIG
 from tei_grpc.models import Blueprint, Head, Model, model_types
+
+T = TypeVar("T")
 
 ATTENTION_SWITCH = "set_attention_type"  # BigBird's switch
 SEGMENTS_WITHOUT_SIZE = ("xlnet",)  # takes token types, though its config does not count them
@@ -49,8 +53,9 @@ class Generic(Model):
         self.head = blueprint.head
         self.encoder = model.base_model if blueprint.head is Head.MASKED_LM else model
         self.takes = frozenset(inspect.signature(self.encoder.forward).parameters)
-        self.pad_token_id = int(getattr(model.config, "pad_token_id", None) or 0)
-        self.one_by_one = self.head is Head.CLASSIFICATION and getattr(model.config, "pad_token_id", None) is None
+        pad_token_id = _value(model.config, "pad_token_id", int)
+        self.pad_token_id = pad_token_id or 0
+        self.one_by_one = self.head is Head.CLASSIFICATION and pad_token_id is None
         self.padded_length = partial(padded_length, positions=_positions(model.config))
         self.counts_types = _counts_types(model.config, self.takes)
         self.hidden_size, self.pads = self._probe()
@@ -156,6 +161,11 @@ class Generic(Model):
         return bool((distance <= TOLERANCE * b.float().norm(dim=-1)).all())
 
 
+def _value(config: Any, name: str, kind: type[T]) -> T | None:
+    """Of a key that transformers may not have looked at, or have another name for. Raises StartupError."""
+    return read_value({name: getattr(config, name, None)}, name, kind, CONFIG)
+
+
 def _texts(config: Any) -> Tensor:
     """Two texts of made-up tokens, [2, tokens]."""
     ids: Tensor = (torch.arange(2 * PROBE_TOKENS) * 7 + 5) % config.vocab_size
@@ -185,7 +195,7 @@ def padded_length(length: int, positions: int) -> int:
 
 def _positions(config: Any) -> int:
     """Rows of the position table; some models have none, and say -1."""
-    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+    found = (_value(config, name, int) for name in ("max_position_embeddings", "n_positions"))
     return next((rows for rows in found if rows and rows > 0), sys.maxsize)
 
 
@@ -195,14 +205,14 @@ def _one_each(slab: Slab) -> Iterator[Slab]:
 
 def _rope_types(config: Any) -> set[str]:
     """Names of the kinds of rotary embeddings, of which some models have one for each kind of layer."""
-    parameters = getattr(config, "rope_parameters", None) or {}
+    parameters = _value(config, "rope_parameters", dict) or {}
     each = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
     return {str(one.get("rope_type")) for one in each}
 
 
 def _counts_types(config: Any, takes: frozenset[str]) -> bool:
     """Some models read token types as words where their config does not count types: those get none."""
-    counted = int(getattr(config, "type_vocab_size", 0) or 0) > 1 or config.model_type in SEGMENTS_WITHOUT_SIZE
+    counted = (_value(config, "type_vocab_size", int) or 0) > 1 or config.model_type in SEGMENTS_WITHOUT_SIZE
     return counted and "token_type_ids" in takes
 
 

@@ -1,5 +1,6 @@
 """Sound checkpoints to be tampered with: families, kinds and rotary embeddings, and every sort of file there can be."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import BERT_SPECIAL, bert_t, make_checkpoint, write_pooling, write_tokenizer
 from tests.folders import write_json
-from tests.language_models import make_reranker
+from tests.language_models import make_reranker, read_tokenizer_config
 
 WEIGHTS = "model.safetensors"
 LIMIT = 30  # tokens
@@ -71,8 +72,6 @@ def _shards(folder: Path) -> None:
 
 def _vocabulary(folder: Path) -> None:
     """BERT's, and the special tokens in all places that older releases wrote them to."""
-    import json
-
     bert_t(folder)
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.__getitem__)))
@@ -86,6 +85,40 @@ def _vocabulary(folder: Path) -> None:
     write_json(folder / "added_tokens.json", {"[MASK]": 4})
 
 
+def _templates(folder: Path) -> None:
+    """A reranker whose chat template is one of several, and has variables."""
+    make_reranker(folder, "Qwen3ForCausalLM")
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    named = [{"name": "rag", "template": ""}, {"name": "default", "template": template}]
+    tokens = {"bos_token": {"content": "<|im_start|>"}, "add_bos_token": False}
+    write_json(folder / "tokenizer_config.json", {**read_tokenizer_config(folder), **tokens, "chat_template": named})
+    write_json(folder / "sentence_bert_config.json", {"processing_kwargs": {"chat_template": {"instruction": "x"}}})
+
+
+def _adaptations(folder: Path) -> None:
+    from tests.models.formats import TASKS, jina_v3_adapted
+
+    folder.mkdir(parents=True)
+    jina_v3_adapted(folder, task=TASKS[0])
+    write_tokenizer(folder, BERT_SPECIAL, LIMIT)
+    write_pooling(folder, "mean", 32)
+
+
+def _scores(folder: Path) -> None:
+    """An encoder that scores texts by its last module."""
+    _dense(folder)
+    config = json.loads((folder / "2_Dense/config.json").read_text())
+    write_json(folder / "2_Dense/config.json", {**config, "module_output_name": "scores"})
+
+
+def _lexical(folder: Path) -> None:
+    bert_t(folder)
+    torch.save({"weight": torch.ones(1, 32), "bias": torch.ones(1)}, folder / "sparse_linear.pt")
+    tokens = {"cls_token": {"content": "[CLS]"}, "sep_token": "[SEP]", "model_max_length": LIMIT}
+    write_json(folder / "tokenizer_config.json", tokens)
+
+
 ROWS = ("bert-t", "ce-t", "mlm-t", "modernbert", "qwen3", "deberta", "gte-llama3-rope", "jina-v3-yarn-rope")
 BASES: dict[str, Make] = {
     **{name: partial(_row, name) for name in ROWS},
@@ -96,5 +129,9 @@ BASES: dict[str, Make] = {
     "shards": _shards,
     "vocabulary": _vocabulary,
     "language-model": lambda folder: make_reranker(folder, "Qwen3ForCausalLM"),
+    "templates": _templates,
+    "adaptations": _adaptations,
+    "scores": _scores,
+    "lexical": _lexical,
 }
-OPTIONS = {"mlm-t": {"pooling": "splade"}}
+OPTIONS = {"mlm-t": {"pooling": "splade"}, "adaptations": {"lora_task": "retrieval.query"}}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 
 from tei_grpc.config import EngineConfig
@@ -73,7 +74,8 @@ def load(folder: Path, options: Mapping[str, object]) -> str:
         tokenizer = Tokenizer(model, config)
         try:
             Runner(model, config).warm_up()
-            asyncio.run(tokenizer.encode(Input("hello world", truncate=True)))
+            for pair in (None, "x"):
+                asyncio.run(tokenizer.encode(Input("hello world", pair, truncate=True)))
         finally:
             tokenizer.close()
     except StartupError as error:
@@ -88,6 +90,7 @@ def load(folder: Path, options: Mapping[str, object]) -> str:
 @contextmanager
 def open_shelf(folder: Path) -> Iterator[Shelf]:
     """All checkpoints, made in `folder`. One thread is enough for models of this size."""
+    transformers.logging.disable_progress_bar()
     for base, make in BASES.items():
         make(folder / "sound" / base)
     threads = torch.get_num_threads()
