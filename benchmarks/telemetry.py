@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
@@ -73,7 +74,7 @@ class NoMetrics(Metrics):
 
 
 async def serve(model: str, collector: str) -> None:
-    """Say one address for each way, then go each way that is named on stdin, until that is closed."""
+    """Say one address for each way, then go each way that is named on stdin, and say the CPU time so far."""
     async with AsyncExitStack() as stack:
         for way in WAYS.values():
             server, address = await start(way, model, collector)
@@ -81,7 +82,7 @@ async def serve(model: str, collector: str) -> None:
             print(address, flush=True)
         while name := (await asyncio.to_thread(sys.stdin.readline)).strip():
             logs.configure(WAYS[name].level, json_output=WAYS[name].json, disable_spans=False, stream=sys.stderr)
-            print("ready", flush=True)
+            print(time.process_time_ns() / 1e3, flush=True)
 
 
 async def start(way: Way, model: str, collector: str) -> tuple[GrpcServer, str]:
@@ -120,15 +121,13 @@ class Servers:
         )
         self.addresses = {name: self._read() for name in WAYS}
 
-    def go(self, name: str) -> None:
-        """Set what the whole process shares: the log."""
-        print(name, file=self._process.stdin, flush=True)
-        self._read()
+    def go(self, name: str) -> float:
+        """Set what the whole process shares: the log. The last one is written to its end.
 
-    def cpu_us(self) -> float:
-        """Microseconds that all threads have run; the usual clock ticks only 100 times a second."""
-        files = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
-        return sum(int(file.read_text().split()[0]) for file in files) / 1e3
+        Returns microseconds of CPU time that the process has had so far.
+        """
+        print(name, file=self._process.stdin, flush=True)
+        return float(self._read())
 
     def close(self) -> None:
         """End the process."""
@@ -163,11 +162,10 @@ def measure(rounds: int, calls: int) -> dict[str, list[float]]:
         servers = Servers(model, collector.url, reader.stdin)
         stack.callback(servers.close)
         for _ in range(rounds + 1):
-            for name in random.sample(list(WAYS), len(WAYS)):
-                servers.go(name)
-                before = servers.cpu_us()
+            for name, way in random.sample(list(WAYS.items()), len(WAYS)):
+                before = servers.go(name)
                 asyncio.run(call(servers.addresses[name], calls))
-                costs[name].append((servers.cpu_us() - before) / calls)
+                costs[name].append((servers.go(way.base) - before) / calls)
     return {name: values[1:] for name, values in costs.items()}  # the first round warms up
 
 

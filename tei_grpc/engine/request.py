@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from tei_grpc import logs
 from tei_grpc.errors import DeadlineError, ErrorKind, InferenceError, TeiError
@@ -65,7 +65,7 @@ class Request:
         """The answer is on its way."""
         self._metrics.request_succeeded(self._method, metadata)
         if logger.isEnabledFor(logging.INFO):
-            logs.defer(logger, partial(self._success, metadata))
+            logs.defer(SUCCESS, partial(self._success, metadata))
         if self._trace is not None and not self._inputs:
             self.answer_input(metadata)
 
@@ -100,9 +100,8 @@ class Request:
         logger.error("%s", message[:MAX_LOGGED_CHARS], extra={"span": self._span()})
         return kind
 
-    def _success(self, metadata: Metadata) -> logging.LogRecord:
-        """What `logger.info` in `succeed` would make."""
-        span = {
+    def _success(self, metadata: Metadata) -> dict[str, object]:
+        return {
             **self._span(),
             "total_time": f"{metadata.total_time_ns / NS_PER_MS:.3f}ms",
             "tokenization_time": f"{metadata.tokenization_time_ns / NS_PER_MS:.3f}ms",
@@ -111,17 +110,15 @@ class Request:
             "compute_chars": metadata.compute_chars,
             "compute_tokens": metadata.compute_tokens,
         }
-        line = Request.succeed.__code__.co_firstlineno
-        extra = {"span": span}
-        return logger.makeRecord(
-            logger.name, logging.INFO, __file__, line, "Success", (), None, func="succeed", extra=extra
-        )
 
     def _span(self) -> dict[str, object]:
         return {"kind": self._kind, "method": self._method, "request_id": self._caller.request_id}
 
     def _is_expired(self) -> bool:
         return self._caller.deadline_ns is not None and self._caller.deadline_ns <= time.monotonic_ns()
+
+
+SUCCESS: Final = logs.Event(logger, "Success", Request.succeed.__code__)
 
 
 def task_is_cancelled() -> bool:

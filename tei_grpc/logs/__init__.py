@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final, TextIO
 
-from tei_grpc.logs.formatters import HumanFormatter, JsonFormatter, timestamp
+from tei_grpc.logs.event import Event
+from tei_grpc.logs.formatters import Fields, HumanFormatter, JsonFormatter, timestamp
 from tei_grpc.logs.handler import BurstHandler
 
-__all__ = ["configure", "defer", "parse_levels", "timestamp"]
+__all__ = ["Event", "configure", "defer", "parse_levels", "timestamp"]
 
 LEVELS: Final[Mapping[str, int]] = {
     "trace": logging.DEBUG,
@@ -40,8 +41,8 @@ def parse_levels(text: str) -> dict[str, int]:
 
 def configure(level: str, *, json_output: bool, disable_spans: bool, stream: TextIO | None = None) -> None:
     """Send all records to stdout (or `stream`); replaces what was configured before."""
-    handler = BurstHandler(stream or sys.stdout)
-    handler.setFormatter(JsonFormatter(with_spans=not disable_spans) if json_output else HumanFormatter())
+    formatter = JsonFormatter(with_spans=not disable_spans) if json_output else HumanFormatter()
+    handler = BurstHandler(stream or sys.stdout, formatter)
     root = logging.getLogger()
     for replaced in root.handlers:
         if isinstance(replaced, BurstHandler):
@@ -55,13 +56,13 @@ def configure(level: str, *, json_output: bool, disable_spans: bool, stream: Tex
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
-def defer(logger: logging.Logger, make: Callable[[], logging.LogRecord]) -> None:
-    """Log what `make` returns, which may be later where nobody but our own handler would see it."""
+def defer(event: Event, make_span: Callable[[], Fields]) -> None:
+    """Log an event that its logger is enabled for: late, and without a record, if only our own handler would see it."""
     handlers = logging.root.handlers
-    if len(handlers) == 1 and isinstance(handlers[0], BurstHandler) and _is_plain(logger):
-        handlers[0].defer(make)
+    if len(handlers) == 1 and isinstance(handlers[0], BurstHandler) and _is_plain(event.logger):
+        handlers[0].defer(event, make_span)
     else:
-        logger.handle(make())
+        event.logger.handle(event.record(make_span()))
 
 
 def _is_plain(logger: logging.Logger | None) -> bool:

@@ -1,6 +1,6 @@
 """Where lines wait until stdout takes them: nobody who logs ever waits for those who read.
 
-Lines of requests that went well are formatted and written in bursts by a thread: that is several times cheaper than
+Lines of requests that went well are composed and written in bursts by a thread: that is several times cheaper than
 one by one between two requests. All others are written at once, after what waits, so that a crash loses none of them.
 What the reader of a pipe does not take waits here, and there is a limit to that.
 """
@@ -14,11 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Final, NamedTuple, Protocol, TextIO
+
+from tei_grpc.logs.event import Event
+from tei_grpc.logs.formatters import Fields, LineFormatter
 
 BURST_SECONDS: Final = 0.05  # a line of a request waits so long at most
 FLUSH_SECONDS: Final = 0.5  # what has not been read so long after the end is lost
 MAX_LINES: Final = 8192  # that wait; those of requests that went well have half of the room
+LINES_AT_ONCE: Final = 128  # composed without letting go of the GIL: each time costs more than some lines
 PIPE_BUF: Final = select.PIPE_BUF  # bytes that a pipe takes at once and in one piece, if it takes any
 LOOK_SECONDS: Final = 1.0  # between two looks at whether the handler was closed
 
@@ -34,17 +39,21 @@ class Output(Protocol):
 
 
 class Deferred(NamedTuple):
-    """A record that is made when it is written, as of the time (seconds since 1970) when it was logged."""
+    """A line that is composed when it is written, as of the time (seconds since 1970) when it was logged."""
 
     created: float
-    make: Callable[[], logging.LogRecord]
+    event: Event
+    make_span: Callable[[], Fields]
 
 
 class BurstHandler(logging.Handler):
     """Writes lines in order: deferred ones in bursts, all others, and what waits, at once."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, formatter: LineFormatter) -> None:
         super().__init__()
+        self.setFormatter(formatter)
+        self._compose = formatter.compose
+        self._heading = cache(lambda event: formatter.heading(event.record({})))
         self._output = _output(stream)
         self._waiting: deque[Deferred | str] = deque()
         self._taken = b""  # from `_waiting`, and not yet written
@@ -64,11 +73,11 @@ class BurstHandler(logging.Handler):
         except Exception:
             self.handleError(record)
 
-    def defer(self, make: Callable[[], logging.LogRecord]) -> None:
-        """Take what makes a record, for the next burst."""
+    def defer(self, event: Event, make_span: Callable[[], Fields]) -> None:
+        """Take what becomes a line of the next burst."""
         self.acquire()
         try:
-            self._take(Deferred(time.time(), make), MAX_LINES // 2)
+            self._take(Deferred(time.time(), event, make_span), MAX_LINES // 2)
         finally:
             self.release()
 
@@ -125,17 +134,17 @@ class BurstHandler(logging.Handler):
             return not self._is_late
 
     def _fill(self) -> bool:
-        """Take lines for one write; False when there are none."""
-        while self._waiting and len(self._taken) < PIPE_BUF:
-            line = self._waiting.popleft()
-            text = line if isinstance(line, str) else self._format_deferred(line)
-            self._taken += f"{text}\n".encode("utf-8", "backslashreplace")
+        """Take lines if there are fewer than one write takes; False when there are none."""
+        if self._waiting and len(self._taken) < PIPE_BUF:
+            count = min(len(self._waiting), LINES_AT_ONCE)
+            text = "".join([f"{self._line(self._waiting.popleft())}\n" for _ in range(count)])
+            self._taken += text.encode("utf-8", "backslashreplace")
         return bool(self._taken)
 
-    def _format_deferred(self, line: Deferred) -> str:
-        record = line.make()
-        record.created = line.created
-        return self.format(record)
+    def _line(self, line: Deferred | str) -> str:
+        if isinstance(line, str):
+            return line
+        return self._compose(line.created, self._heading(line.event), line.make_span())
 
 
 class _Descriptor:

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ from functools import partial
 import pytest
 
 from tei_grpc import logs
+from tei_grpc.logs.formatters import HumanFormatter, JsonFormatter, LineFormatter
 from tei_grpc.logs.handler import MAX_LINES
+from tei_grpc.types import Kind
 
 pytestmark = pytest.mark.usefixtures("restored_logging")
 
@@ -59,6 +62,21 @@ def test_span_is_shown_alone_and_in_the_list_of_spans() -> None:
 
 def flush() -> None:
     logging.getLogger().handlers[0].flush()
+
+
+def test_span_is_written_as_the_json_module_would() -> None:
+    stream = start()
+    span = {
+        '"é\n': 'x"\\\n\x1b',
+        "kind": Kind.EMBED,
+        "n": 7,
+        "yes": True,
+        "none": None,
+        "half": 0.5,
+        "list": [1, {"a": 2}],
+    }
+    logging.getLogger("tei_test").info("Success", extra={"span": span})
+    assert f'"span": {json.dumps(span, ensure_ascii=False)}, ' in stream.getvalue()
 
 
 def test_spans_can_be_left_out_of_json() -> None:
@@ -164,9 +182,10 @@ MORE_THAN_A_PIPE = "x" * 100_000  # takes at once
 
 def defer_lines(count: int) -> None:
     for number in range(count):
-        extra = {"number": number}
-        make = partial(LOGGER.makeRecord, "tei_test", logging.INFO, __file__, 1, "Success", (), None, extra=extra)
-        logs.defer(LOGGER, make)
+        logs.defer(SUCCESS, partial(dict, number=number))
+
+
+SUCCESS = logs.Event(LOGGER, "Success", defer_lines.__code__)
 
 
 def start_counting() -> Writes:
@@ -185,7 +204,7 @@ def test_deferred_lines_are_written_in_bursts_and_soon() -> None:
     assert stream.written.wait(10)
     flush()
     assert stream.count < 20
-    assert [json.loads(line)["number"] for line in stream.getvalue().splitlines()] == list(range(100))
+    assert [json.loads(line)["span"]["number"] for line in stream.getvalue().splitlines()] == list(range(100))
 
 
 def test_any_other_line_is_written_at_once_and_in_its_place() -> None:
@@ -211,6 +230,26 @@ def test_time_of_a_deferred_line_is_that_of_the_event() -> None:
     assert before <= json.loads(stream.getvalue())["timestamp"] <= after < logs.timestamp(time.time())
 
 
+@pytest.mark.parametrize(
+    "span", [{}, {"id": 'é"\\ \n\x1b\ud800', "kind": Kind.EMBED, "count": 7, "yes": True, "where": {1}}]
+)
+@pytest.mark.parametrize(
+    "formatter", [HumanFormatter(), JsonFormatter(with_spans=True), JsonFormatter(with_spans=False)]
+)
+def test_deferred_line_is_that_of_a_record(formatter: LineFormatter, span: dict[str, object]) -> None:
+    record = SUCCESS.record(span)
+    assert formatter.compose(record.created, formatter.heading(SUCCESS.record({})), span) == formatter.format(record)
+
+
+@pytest.mark.parametrize("json_output", [True, False])
+def test_deferred_line_is_that_of_a_call_to_the_logger_but_for_time_and_place(json_output: bool) -> None:
+    stream = start(json_output=json_output)
+    defer_lines(1)
+    LOGGER.info("Success", extra={"span": {"number": 0}})
+    timeless = [re.sub(r"\S+Z|(py:|line_number\S+ )\d+", "", line) for line in stream.getvalue().splitlines()]
+    assert timeless[0] == timeless[1] != ""
+
+
 @pytest.mark.parametrize("name", ["", "tei_test"])
 def test_handler_of_somebody_else_gets_what_could_be_deferred(name: str) -> None:
     start_counting()
@@ -229,8 +268,8 @@ def test_crash_loses_no_line_but_deferred_ones_behind_the_last_other() -> None:
     code = (
         "import logging, os, sys; from tei_grpc import logs; logger = logging.getLogger('tei_test'); "
         "logs.configure('info', json_output=True, disable_spans=False); "
-        "make = lambda: logging.makeLogRecord({'msg': 'Success', 'levelno': 20, 'levelname': 'INFO'}); "
-        "logs.defer(logger, make); logger.error('the end is near'); os.kill(os.getpid(), 9)"
+        "logs.defer(logs.Event(logger, 'Success', logs.configure.__code__), dict); "
+        "logger.error('the end is near'); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == -9

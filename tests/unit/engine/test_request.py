@@ -109,6 +109,28 @@ async def test_request_is_counted_by_how_it_came(caller, method, expected):
     assert endings(metrics) == {expected: 1}
 
 
+async def test_success_is_logged_with_what_was_asked_how_and_at_what_cost(caplog):
+    with (
+        caplog.at_level(logging.INFO, "tei_grpc"),
+        Request(Books(Metrics()), Caller(request_id="x"), "rerank") as request,
+    ):
+        request.succeed(METADATA)
+    (record,) = caplog.records
+    assert (record.name, record.levelname, record.getMessage()) == ("tei_grpc.engine.request", "INFO", "Success")
+    assert (record.filename, record.funcName) == ("request.py", "succeed")
+    assert record.span == {
+        "kind": "rerank",
+        "method": "single",
+        "request_id": "x",
+        "total_time": "4.000ms",
+        "tokenization_time": "1.000ms",
+        "queue_time": "2.000ms",
+        "inference_time": "0.500ms",
+        "compute_chars": 4,
+        "compute_tokens": 3,
+    }
+
+
 async def test_failure_is_logged_with_its_text(caplog):
     with caplog.at_level(logging.ERROR, "tei_grpc"):
         await end_with(ValidationError("`dimensions` should be positive"))
