@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -162,21 +163,20 @@ async def examine(server: Patient, log: Log, seconds: float) -> list[Finding]:
 
 
 def memory_growth(samples: Sequence[Sample]) -> float:
-    """The last eighth's mean over that of the eighth behind the middle, less 1: single peaks do not bend it."""
+    """The last eighth's median over that of the eighth behind the middle, less 1: peaks of batches do not bend it."""
     eighth = max(1, len(samples) // 8)
     half = len(samples) // 2
     early = [sample.memory for sample in samples[half : half + eighth]]
     late = [sample.memory for sample in samples[-eighth:]]
-    return (sum(late) / len(late)) / (sum(early) / len(early)) - 1
+    return median(late) / median(early) - 1
 
 
 def minutes(samples: Sequence[Sample]) -> str:
-    """The highest of each minute."""
-    peaks: dict[int, int] = {}
+    """The median of each minute."""
+    found: dict[int, list[int]] = {}
     for sample in samples:
-        minute = int(sample.at - samples[0].at) // 60
-        peaks[minute] = max(peaks.get(minute, 0), sample.memory >> 20)
-    return " ".join(map(str, peaks.values()))
+        found.setdefault(int(sample.at - samples[0].at) // 60, []).append(sample.memory)
+    return " ".join(f"{median(values) / 2**20:.0f}" for values in found.values())
 
 
 def descriptor_growth(samples: Sequence[Sample]) -> int:

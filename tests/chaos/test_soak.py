@@ -19,6 +19,11 @@ def test_growth_is_that_of_the_second_half():
     assert soak.memory_growth(samples) == pytest.approx((100 + 93.5) / (100 + 55.5) - 1)
 
 
+def test_peaks_of_batches_are_no_growth():
+    samples = [Sample(at, 1000 if at % 4 == 0 and at > 90 else 100, 10) for at in range(100)]
+    assert soak.memory_growth(samples) == 0
+
+
 def test_connections_that_come_and_go_are_no_growth_but_leaks_are():
     busy = [Sample(at, 1, 10 + at % 7) for at in range(80)]
     leaking = [Sample(at, 1, 10 + at % 7 + at // 20) for at in range(80)]

@@ -1,0 +1,87 @@
+"""Owns how the operations of grpc.aio end: what they hold is freed, whoever has stopped waiting for them.
+
+grpc.aio starts the operations of a call (receive a message, send a status) with buffers that it frees when the task
+that waits for them goes on. It does not go on where it was cancelled or the operations failed, as with every client
+that leaves early: a hundred bytes are lost then, or a whole message (https://github.com/grpc/grpc/issues/43360).
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from typing import Any, Final
+
+import grpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # types-grpcio lacks it
+
+# Versions 1.76 to 1.85 of grpcio lose them; older ones are not supported. With a newer one, tests say if it does.
+LOSING: Final = range(76, 86)
+
+Execute = Callable[[Any, tuple[Any, ...], Any], Coroutine[Any, Any, None]]
+
+
+class Operations:
+    """Operations of one call under way, in the place of the future and the loop that grpc.aio knows.
+
+    grpc.aio's own coroutine, which frees them, waits for this future. It goes on in any case, and as if they had
+    succeeded; who waits for `ended` may be cancelled.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run grpc.aio's coroutine up to where it waits. Raises grpc.aio's error where they cannot be started."""
+        self._coroutine = coroutine
+        coroutine.send(None)
+
+    def create_future(self) -> "Operations":
+        """As the loop does."""
+        return self
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Called on the loop that reads grpc.aio's events: that of the call, unless a process has several."""
+        if asyncio.get_running_loop() is self._loop:
+            callback(*arguments)
+        else:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+    def cancelled(self) -> bool:
+        """Never: grpc.aio would not say when a cancelled future's operations end."""
+        return False
+
+    def set_result(self, _: None) -> None:
+        """The operations have succeeded."""
+        self._go_on()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def set_exception(self, error: Exception) -> None:
+        """The operations have failed."""
+        self._go_on()
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def _go_on(self) -> None:
+        with suppress(StopIteration):
+            self._coroutine.send(None)
+
+
+def free_all_operations() -> None:
+    """Have grpc.aio free the operations of all calls of this process, where its version does not."""
+    major, minor, *_ = grpc.__version__.split(".")
+    if major == "1" and int(minor) in LOSING and cygrpc.execute_batch is _EXECUTE:
+        cygrpc.execute_batch = _execute
+
+
+_EXECUTE: Final[Execute] = cygrpc.execute_batch
+
+
+def _execute(call: Any, operations: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    """As grpc.aio's function of that name."""
+    started = Operations(loop)
+    started.start(_EXECUTE(call, operations, started))
+    return started.ended

@@ -1,0 +1,86 @@
+"""What grpc.aio holds for operations is freed, and their outcomes are as ever."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import psutil
+import pytest
+
+from tei_grpc.rpc.operations import free_all_operations
+
+MESSAGE = bytes(200_000)
+CALLS = 200
+HELD = CALLS * len(MESSAGE)
+
+Handler = Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]
+
+
+@asynccontextmanager
+async def serve_one(handler: Handler) -> AsyncIterator[grpc.aio.StreamStreamMultiCallable]:
+    """A server with one method, and that method on a client's side."""
+    free_all_operations()
+    server = grpc.aio.server()
+    methods = {"Call": grpc.stream_stream_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel.stream_stream("/Test/Call")
+    finally:
+        await server.stop(None)
+
+
+async def memory_after(calls: int, call: Callable[[], Awaitable[None]]) -> int:
+    """Bytes more than before, once one call in twenty has set everything up."""
+    for _ in range(calls // 20):
+        await call()
+    before = psutil.Process().memory_info().rss
+    for _ in range(calls):
+        await call()
+    return psutil.Process().memory_info().rss - before
+
+
+async def give_up_reading(_: object, context: grpc.aio.ServicerContext) -> None:
+    """Wait for a message no longer, then for the one behind it; until then there seems to be none."""
+    read = asyncio.create_task(context.read())
+    await asyncio.sleep(0)
+    read.cancel()
+    await asyncio.wait([read])
+    assert read.cancelled()
+    await context.write(b"go on")
+    while await context.read() != b"end":
+        await asyncio.sleep(0.001)
+
+
+async def test_message_that_nobody_waits_for_any_more_is_freed():
+    async with serve_one(give_up_reading) as method:
+
+        async def call() -> None:
+            stream = method()
+            assert await stream.read() == b"go on"
+            await stream.write(MESSAGE)
+            await stream.write(b"end")
+            assert await stream.code() is grpc.StatusCode.OK
+
+        assert await memory_after(CALLS, call) < HELD / 2
+
+
+async def test_message_to_a_client_that_has_left_fails():
+    failed = asyncio.Event()
+
+    async def write(_: object, context: grpc.aio.ServicerContext) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        with pytest.raises(grpc.aio.InternalError):
+            await context.write(b"too late")
+        failed.set()
+
+    async with serve_one(write) as method:
+        stream = method()
+        await stream.wait_for_connection()
+        stream.cancel()
+        async with asyncio.timeout(10):
+            await failed.wait()
