@@ -6,8 +6,8 @@ that leaves early: a hundred bytes are lost then, or a whole message (https://gi
 """
 
 import asyncio
+from asyncio import get_running_loop
 from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -26,14 +26,14 @@ class Operations:
     succeeded; who waits for `ended` may be cancelled.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_loop", "_steps", "ended")  # some are made for every call
+
+    def __init__(self, call: Any, operations: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> None:
+        """Start them. Raises grpc.aio's error where that cannot be done."""
         self._loop = loop
         self.ended: asyncio.Future[None] = loop.create_future()
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run grpc.aio's coroutine up to where it waits. Raises grpc.aio's error where they cannot be started."""
-        self._coroutine = coroutine
-        coroutine.send(None)
+        self._steps = _EXECUTE(call, operations, self).__await__()
+        next(self._steps)
 
     def create_future(self) -> "Operations":
         """As the loop does."""
@@ -41,7 +41,7 @@ class Operations:
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *arguments: object) -> None:
         """Called on the loop that reads grpc.aio's events: that of the call, unless a process has several."""
-        if asyncio.get_running_loop() is self._loop:
+        if get_running_loop() is self._loop:
             callback(*arguments)
         else:
             self._loop.call_soon_threadsafe(callback, *arguments)
@@ -55,19 +55,15 @@ class Operations:
 
     def set_result(self, _: None) -> None:
         """The operations have succeeded."""
-        self._go_on()
+        next(self._steps, None)
         if not self.ended.done():
             self.ended.set_result(None)
 
     def set_exception(self, error: Exception) -> None:
         """The operations have failed."""
-        self._go_on()
+        next(self._steps, None)
         if not self.ended.done():
             self.ended.set_exception(error)
-
-    def _go_on(self) -> None:
-        with suppress(StopIteration):
-            self._coroutine.send(None)
 
 
 def free_all_operations() -> None:
@@ -82,6 +78,4 @@ _EXECUTE: Final[Execute] = cygrpc.execute_batch
 
 def _execute(call: Any, operations: tuple[Any, ...], loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
     """As grpc.aio's function of that name."""
-    started = Operations(loop)
-    started.start(_EXECUTE(call, operations, started))
-    return started.ended
+    return Operations(call, operations, loop).ended
