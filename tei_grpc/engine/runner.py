@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +20,9 @@ from tei_grpc.engine.budget import choose_budget
 from tei_grpc.engine.dense import load_modules
 from tei_grpc.engine.flight import Started
 from tei_grpc.engine.loader import load_model
-from tei_grpc.engine.pipeline import BuildPipeline, build_pipeline
-from tei_grpc.engine.placement import place_model
+from tei_grpc.engine.pipeline import BuildPipeline, Mark, build_pipeline
+from tei_grpc.engine.placement import Placement, place_model
+from tei_grpc.engine.shards import Shards
 from tei_grpc.engine.workspace import Watch, report, workspace
 from tei_grpc.errors import ModelTypeError, StartupError, TeiError, reason_of
 from tei_grpc.layers.precision import Float32
@@ -55,6 +57,7 @@ class Runner:
         self._answerers = answerers(model, self._model, self._modules, placement.device)
         self.kind = next(iter(self._answerers))  # of entries that are run for their time and memory alone
         self._pipeline = pipeline(placement, self._model, model, config)
+        self._shards = Shards(self._model.hidden_size, torch.get_num_threads() if self._may_shard(placement) else 1)
         self._max_input_length, self._max_batch_tokens = model.max_input_length, config.max_batch_tokens
         self._vocabulary = model.vocabulary
         self._is_narrow = placement.dtype != "float32"
@@ -69,6 +72,10 @@ class Runner:
             embedding_size=self._embedding_size(model),
             hidden_size=self._model.hidden_size,
         )
+
+    def _may_shard(self, placement: Placement) -> bool:
+        """Whether threads may share the model: transformers' own may keep things from call to call, as graphs do."""
+        return placement.device.type == "cpu" and self._model.optimized and not self.ahead
 
     @property
     def ahead(self) -> int:
@@ -168,22 +175,37 @@ class Runner:
 
         Where nothing can run beside the caller, the work is done there.
         """
+        shards = self._shards.cut([len(entry) for entry in batch.entries])
+        if shards:
+            return Started(partial(self._collect, batch, partial(self._run_shards, batch, shards)), lambda: True)
         with torch.inference_mode():
             computed = self._compute(batch)
             if self.ahead:
                 computed = iter(list(computed))
             mark = self._pipeline.mark()
-            return Started(partial(self._collect, batch, computed, mark.wait), mark.is_done)
+        return Started(partial(self._collect, batch, partial(self._wait_for, batch, computed, mark)), mark.is_done)
 
-    def _collect(self, batch: Batch, computed: Iterator[Computed], wait: Callable[[], object]) -> list[Answer]:
-        wait()
-        with torch.inference_mode():
-            answers = self._read(batch, computed)
-            if self._is_narrow:
-                for row, answer in enumerate(answers):
-                    if isinstance(answer, NotFiniteError):
-                        answers[row] = self._run_again(batch.entries[row])
+    def _collect(self, batch: Batch, answer: Callable[[], list[Answer]]) -> list[Answer]:
+        answers = answer()
+        if self._is_narrow:
+            for row, found in enumerate(answers):
+                if isinstance(found, NotFiniteError):
+                    answers[row] = self._run_again(batch.entries[row])
         return answers
+
+    def _wait_for(self, batch: Batch, computed: Iterator[Computed], mark: Mark) -> list[Answer]:
+        mark.wait()
+        with torch.inference_mode():
+            return self._read(batch, computed)
+
+    def _run_shards(self, batch: Batch, shards: Sequence[Sequence[int]]) -> list[Answer]:
+        batches = [pack([batch.entries[row] for row in rows]) for rows in shards]
+        answers = dict(zip(chain(*shards), chain(*self._shards.run(self._answer, batches)), strict=True))
+        return [answers[row] for row in range(len(batch.entries))]
+
+    def _answer(self, batch: Batch) -> list[Answer]:
+        with torch.inference_mode():
+            return self._read(batch, self._compute(batch))
 
     def _compute(self, batch: Batch, *, plain: bool = False) -> Iterator[Computed]:
         """One piece after the other, so that a reader on the same thread holds few of them at a time."""
@@ -209,7 +231,7 @@ class Runner:
     def _run_again(self, entry: Entry) -> Answer:
         """An input that 16-bit numbers are too small for, alone and in float32."""
         batch = pack([entry])
-        with Float32():
+        with torch.inference_mode(), Float32():
             computed = list(self._compute(batch, plain=True))
             self._pipeline.mark().wait()
             (answer,) = self._read(batch, iter(computed))

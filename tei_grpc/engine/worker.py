@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tei_grpc import cpus
@@ -30,6 +30,7 @@ NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
 HUNG = "The model runner does not answer"
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
+SHARD = "shard"  # what threads that a runner computes on are named
 POLL_SECONDS = 0.0002  # between two looks at a batch that runs, while there is room to start another
 
 
@@ -217,6 +218,13 @@ class Worker:
             busy = (self._landed_ns - started) / NS_PER_S
             self._metrics.batch_ended(busy, recoveries=runner.recoveries - recoveries)
 
+    def _stacks(self) -> Iterator[str]:
+        """Where this device's thread is, and those that compute for it."""
+        frames = sys._current_frames()
+        for thread in threading.enumerate():
+            if (thread is self._thread or thread.name.startswith(SHARD)) and thread.ident in frames:
+                yield from (f"{thread.name}:\n", *traceback.format_stack(frames[thread.ident]))
+
     def _running(self) -> list[Entry]:
         return [entry for flight in self._flights for entry in flight.entries]
 
@@ -244,7 +252,7 @@ class Worker:
         """Answer all once the batch hangs; when it ends after all, everything goes on."""
         if is_hung:
             running = self._running()
-            logger.error("a batch of %d hangs, at\n%s", len(running), _stack(self._thread))
+            logger.error("a batch of %d hangs, at\n%s", len(running), "".join(self._stacks()))
             self._fail_all(HUNG, self._queue.clear())
             self._call(self._given_up.update, [entry.id for entry in running])
         else:
@@ -274,11 +282,6 @@ class Worker:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody is left to tell
             logger.debug("event loop closed")
-
-
-def _stack(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "" if frame is None else "".join(traceback.format_stack(frame))
 
 
 def _startup_error(error: Exception) -> StartupError:
