@@ -136,13 +136,11 @@ def _attend_short(states: _States, group: Group, scale: float, mask: Mask) -> No
         key, value = (_by_head(x[rows, heads], count, 1, width, dtype) for x in (states.key, states.value))
         scores = torch.empty(*query.shape[:2], width, dtype=dtype, device=query.device)
         torch.baddbmm(scores, query, key.transpose(1, 2), beta=0, alpha=scale, out=scores)
-        scores[..., length:] = HIDDEN
-        by_head = scores.view(count, -1, height, width)
-        _restrict(
-            by_head[..., :length, :length],
-            Block(group.start + rows.start, count, length, query_heads, every, every),
-            mask,
-        )
+        if width > length:
+            scores[..., length:] = HIDDEN
+        if mask.is_windowed or mask.bias is not None:
+            real = scores.view(count, -1, height, width)[..., :length, :length]
+            _restrict(real, Block(group.start + rows.start, count, length, query_heads, every, every), mask)
         attended = torch.bmm(torch.softmax(scores, dim=-1), value).view(count, -1, shared, height, value.shape[-1])
         _head_view(states.output[rows, query_heads], count, shared).copy_(attended[..., :length, :])
 
@@ -194,12 +192,15 @@ def _head_view(states: Tensor, texts: int, shared: int) -> Tensor:
 def _by_head(states: Tensor, texts: int, shared: int, padded: int, dtype: torch.dtype) -> Tensor:
     """[rows, heads, head_dim] -> [texts * key heads, shared * padded, head_dim], zeros below each text's last row.
 
-    A view where that can be one.
+    A view where that can be one, else copied once.
     """
-    view = _head_view(states, texts, shared).to(dtype)
-    missing = padded - view.shape[3]
-    if missing:
-        view = torch.nn.functional.pad(view, (0, 0, 0, missing))
+    view = _head_view(states, texts, shared)
+    length = view.shape[3]
+    if padded > length or dtype != view.dtype:
+        copied = torch.empty(*view.shape[:3], padded, view.shape[4], dtype=dtype, device=view.device)
+        copied[..., :length, :] = view
+        copied[..., length:, :] = 0
+        view = copied
     return view.flatten(0, 1).flatten(1, 2)
 
 
