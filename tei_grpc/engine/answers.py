@@ -19,7 +19,7 @@ from tei_grpc.types import Arrays, Entry, Kind, ModelType, Pooling
 
 Answer = Arrays | TeiError
 
-LOGITS_BYTES = 64 << 20  # vocabulary logits that exist at a time
+LOGITS_BYTES = 32 << 20  # vocabulary logits that exist at a time; two shards of a batch may have as many each
 
 
 class NotFiniteError(InferenceError):

@@ -17,7 +17,8 @@ from torch import Tensor
 from tei_grpc.layers.onednn import multiply_transposed
 from tei_grpc.layers.packed import Group, PackedInputs
 
-BLOCK_SCORES = 1 << 20  # scores computed at a time: 4 MiB of float32 stay in cache; measured best of 2^16 to 2^22
+BLOCK_SCORES = 1 << 18  # of float32, computed at a time: they stay in a core's own cache; measured best of 2^17 to 2^20
+FEWER_BLOCKS = 4  # times as many scores in 16 bits, where fewer products count for more
 BLOCK_ROWS = 1024  # tokens whose copies by head exist at a time, unless one text has more
 LONG = 256  # tokens from which a text's heads run one by one; there a product of its own pays for its call
 NARROW = 64  # tokens from which products in bfloat16 beat those in float32
@@ -109,7 +110,11 @@ def _attend_in_blocks(
 
 
 def _is_long(length: int, dtype: torch.dtype) -> bool:
-    return length >= LONG and (dtype == torch.float32 or length**2 > BLOCK_SCORES)
+    return length >= LONG and (dtype == torch.float32 or length**2 > _block_scores(dtype))
+
+
+def _block_scores(dtype: torch.dtype) -> int:
+    return BLOCK_SCORES if dtype == torch.float32 else FEWER_BLOCKS * BLOCK_SCORES
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,7 @@ def _blocks(texts: int, most: int, heads: int, scores: int, dtype: torch.dtype) 
 
     Where oneDNN multiplies, for bfloat16, the numbers of texts are powers of two, so that kernels are few.
     """
-    at_once = max(1, BLOCK_SCORES // scores)
+    at_once = max(1, _block_scores(dtype) // scores)
     start = 0
     while start < texts:
         size = min(texts - start, most, max(1, at_once // heads))
@@ -250,7 +255,7 @@ def _contiguous(states: Tensor) -> Tensor:
 
 def _attend_text(states: _States, block: Block, mask: Mask) -> None:
     shared, padded = len(states.query) // len(states.key), states.key.shape[1]
-    for queries in _cut(block.length, max(32, BLOCK_SCORES // padded)):
+    for queries in _cut(block.length, max(32, _block_scores(states.query.dtype) // padded)):
         keys = mask.keys_seen(queries, block.length)
         seen = slice(keys.start, padded if keys.stop == block.length else keys.stop)
         height = queries.stop - queries.start
