@@ -1,11 +1,14 @@
 """How large a batch should be on a CPU: as small as full throughput allows, so that a short text does not wait long."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 
+LENGTHS = (9, 12, 17, 25, 36, 52, 75, 108)  # tokens of the texts to measure with, over and over: short and long ones
 SMALLEST = 256  # tokens
 ENOUGH = 0.95  # of the best throughput
-ROUNDS = 2  # of each measurement, of which the quicker counts
-SECONDS = 0.4  # for all measurements together; a model too slow for more is one that small batches already keep busy
+ROUNDS = 3  # over all sizes, of which the quickest counts for each
+SECONDS = 0.25  # for a round; a model too slow for more is one that small batches already keep busy
+GAP_SECONDS = 0.001  # from a batch to the next one under load, measured; larger batches have fewer of them
 
 
 def choose_budget(measure: Callable[[int], float], max_tokens: int) -> int:
@@ -14,15 +17,32 @@ def choose_budget(measure: Callable[[int], float], max_tokens: int) -> int:
     `measure` runs a batch of so many tokens and returns the seconds it took. Sizes double until the time is up or
     `max_tokens` is reached.
     """
-    rates: dict[int, float] = {}
-    spent, tokens = 0.0, min(SMALLEST, max_tokens)
-    while True:
-        rounds = [measure(tokens) for _ in range(ROUNDS)]
-        seconds = min(rounds)
-        spent += sum(rounds)
-        rates[tokens] = tokens / seconds
-        if tokens == max_tokens or spent > SECONDS:
-            break
-        tokens = min(2 * tokens, max_tokens)
+    seconds = dict(_first_round(measure, max_tokens))
+    for _ in range(ROUNDS - 1):
+        for tokens in seconds:
+            seconds[tokens] = min(seconds[tokens], measure(tokens))
+    rates = {tokens: tokens / (quickest + GAP_SECONDS) for tokens, quickest in seconds.items()}
     enough = ENOUGH * max(rates.values())
     return min(size for size, rate in rates.items() if rate >= enough)
+
+
+def _first_round(measure: Callable[[int], float], max_tokens: int) -> Iterator[tuple[int, float]]:
+    spent, tokens = 0.0, min(SMALLEST, max_tokens)
+    while True:
+        seconds = measure(tokens)
+        yield tokens, seconds
+        spent += seconds
+        if tokens == max_tokens or spent > SECONDS:
+            return
+        tokens = min(2 * tokens, max_tokens)
+
+
+def mixed_lengths(tokens: int) -> list[int]:
+    """Of texts that have so many tokens together, the shortest first: batches of equal texts would be too fast."""
+    lengths: list[int] = []
+    for length in cycle(LENGTHS):
+        if tokens <= length:
+            break
+        lengths.append(length)
+        tokens -= length
+    return sorted([*lengths, tokens])

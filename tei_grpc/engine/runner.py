@@ -16,7 +16,7 @@ from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.answers import Answer, Encoded, NotFiniteError, answerers
 from tei_grpc.engine.batch import pack
-from tei_grpc.engine.budget import choose_budget
+from tei_grpc.engine.budget import choose_budget, mixed_lengths
 from tei_grpc.engine.dense import load_modules
 from tei_grpc.engine.flight import Started
 from tei_grpc.engine.loader import load_model
@@ -34,7 +34,6 @@ CHECK = (11,)  # tokens of each text of a batch
 # so these have two, three and one block of 128 rows, and one row.
 WARM_UP = ((11, 32, 128), (32,) * 12, CHECK, (1,))
 LONG_SECONDS = 2.0  # for the longest input that is run at start
-BUDGET_LENGTH = 64  # tokens of the texts that batches are measured with
 
 
 class Computed(NamedTuple):
@@ -155,9 +154,8 @@ class Runner:
             self._tried = longest
 
     def _seconds(self, tokens: int) -> float:
-        length = min(BUDGET_LENGTH, self._max_input_length, tokens)
         started = time.perf_counter()
-        self._run_random([length] * max(1, tokens // length))
+        self._run_random(mixed_lengths(tokens))
         seconds = time.perf_counter() - started
         self.seconds_per_token = seconds / tokens
         self._tried = max(self._tried, tokens)

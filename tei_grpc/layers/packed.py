@@ -106,12 +106,14 @@ def send(host: Tensor, device: torch.device) -> Tensor:
 
 
 def rounded_rows(tokens: int) -> int:
-    """The next multiple of 8, or of an eighth of the power of two below `tokens`.
+    """The next multiple of 8, or of an eighth of the power of two below `tokens`; just above that, of a 32nd of it.
 
     oneDNN prepares a kernel, and keeps about a megabyte, for every number of rows that a product has: so there are at
-    most eight to an octave.
+    most nine to an octave. The halves of full batches are about a power of two, so that one counts most.
     """
-    step = max(8, (1 << (tokens.bit_length() - 1)) // 8)
+    octave = 1 << (tokens.bit_length() - 1)
+    above = max(8, octave // 32)
+    step = above if tokens <= octave + above else max(8, octave // 8)
     return -(-tokens // step) * step
 
 

@@ -29,8 +29,12 @@ def test_rounding_adds_at_most_an_eighth_and_keeps_row_counts_few(tokens: int) -
     assert rounded_rows(rows) == rows
 
 
-def test_there_are_at_most_eight_row_counts_to_an_octave() -> None:
-    assert len({rounded_rows(tokens) for tokens in range(2049, 4097)}) == 8
+def test_there_are_at_most_nine_row_counts_to_an_octave() -> None:
+    assert len({rounded_rows(tokens) for tokens in range(2049, 4097)}) == 9
+
+
+def test_just_more_than_a_power_of_two_is_rounded_little() -> None:
+    assert [rounded_rows(tokens) for tokens in (2048, 2049, 2112, 2113)] == [2048, 2112, 2112, 2304]
 
 
 def test_blank_texts_lie_behind_all_others() -> None:
