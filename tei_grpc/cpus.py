@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 # A thread that waits for the interpreter asks for it after so many seconds. The device's thread asks after every
 # kernel, while the event loop may work on: by default for 5 ms, in which several kernels could have run.
-SWITCH_SECONDS = 0.0005
+SWITCH_SECONDS = 0.0001
 
 
 def tune_process() -> None:
