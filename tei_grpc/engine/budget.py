@@ -37,12 +37,12 @@ def _first_round(measure: Callable[[int], float], max_tokens: int) -> Iterator[t
         tokens = min(2 * tokens, max_tokens)
 
 
-def mixed_lengths(tokens: int) -> list[int]:
+def mixed_lengths(tokens: int, longest: int) -> list[int]:
     """Of texts that have so many tokens together, the shortest first: batches of equal texts would be too fast."""
     lengths: list[int] = []
     for length in cycle(LENGTHS):
-        if tokens <= length:
+        lengths.append(min(length, longest, tokens))
+        tokens -= lengths[-1]
+        if not tokens:
             break
-        lengths.append(length)
-        tokens -= length
-    return sorted([*lengths, tokens])
+    return sorted(lengths)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tei_grpc.errors import TeiError
 from tei_grpc.types import Arrays, Entry
 
+SHARD = "shard"  # what threads that compute for a runner are named, with a number
 LONG_NS = 1_000_000_000  # a batch that has run for so long is waited for: only then does the watchdog see it
 
 

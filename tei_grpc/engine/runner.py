@@ -73,7 +73,10 @@ class Runner:
         )
 
     def _may_shard(self, placement: Placement) -> bool:
-        """Whether threads may share the model: transformers' own may keep things from call to call, as graphs do."""
+        """Whether threads may share the model: transformers' own may keep things from call to call.
+
+        What runs beside the caller already has a device of its own.
+        """
         return placement.device.type == "cpu" and self._model.optimized and not self.ahead
 
     @property
@@ -155,7 +158,7 @@ class Runner:
 
     def _seconds(self, tokens: int) -> float:
         started = time.perf_counter()
-        self._run_random(mixed_lengths(tokens))
+        self._run_random(mixed_lengths(tokens, self._max_input_length))
         seconds = time.perf_counter() - started
         self.seconds_per_token = seconds / tokens
         self._tried = max(self._tried, tokens)

@@ -5,15 +5,21 @@ Shards meet once, at the end of the batch. What cannot be halved, such as a sing
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from itertools import groupby
+from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 import torch
 
+from tei_grpc.engine.flight import SHARD
+
 S = TypeVar("S")
 T = TypeVar("T")
+Calls = SimpleQueue[Callable[[], None] | None]  # None is the end
 
 LEAST_TOKENS = 64  # of a shard; below it, to wake two threads takes longer than they save
 UNEVEN = 1.1  # of half the cost: about what is lost where all products are shared
@@ -28,16 +34,15 @@ class Piece(NamedTuple):
 
 
 class Shards:
-    """Two threads that run the shards of a batch, and how a batch is cut for them."""
+    """Two threads that run the shards of a batch, and how a batch is cut for them; an odd core is not left out."""
 
     def __init__(self, hidden: int, threads: int) -> None:
         """Share torch's `threads`; `hidden` is the model's hidden size."""
         self._hidden = hidden
-        self._is_used = threads > 1 and threads != 3  # one core in three is too much to leave out
-        self._pool = ThreadPoolExecutor(2, "shard", initializer=_use, initargs=(threads // 2,))
+        self._is_used = threads % 2 == 0
+        self._calls: Calls = SimpleQueue()
         if self._is_used:
-            met = threading.Barrier(2)
-            wait([self._pool.submit(met.wait) for _ in range(2)])  # both have started
+            self._start(threads // 2)
             torch.set_num_threads(threads)  # what was set last holds for every thread to come
 
     def cut(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -53,10 +58,21 @@ class Shards:
         return [] if 2 * max(costs) > UNEVEN * sum(costs) else [sorted(shard) for shard in rows]
 
     def run(self, work: Callable[[S], T], shards: Sequence[S]) -> list[T]:
-        """What `work` returns for each shard, when it has ended for all of them. Raises what it raised first."""
-        futures = [self._pool.submit(work, shard) for shard in shards]
+        """What `work` returns for each shard, when it has ended for all. Raises what it raised for the first one."""
+        futures: list[Future[T]] = [Future() for _ in shards]
+        for future, shard in zip(futures, shards, strict=True):
+            self._calls.put(partial(_settle, future, work, shard))
         wait(futures)
-        return [future.result() for future in futures]
+        return [futures.pop(0).result() for _ in shards]  # no frame keeps an error, which would keep its batch's memory
+
+    def _start(self, threads: int) -> None:
+        """Two threads that end with this object, and which no process waits for at its end."""
+        met = threading.Barrier(3)
+        for number in range(2):
+            arguments = self._calls, met, threads
+            threading.Thread(target=_serve, args=arguments, name=f"{SHARD}-{number}", daemon=True).start()
+        met.wait()
+        weakref.finalize(self, _end, self._calls)
 
     def _pieces(self, lengths: Sequence[int]) -> Iterator[Piece]:
         """Costs are FLOPs of a layer, 24 hidden^2 a token and 4 hidden for each token that it sees, over 12 hidden.
@@ -73,7 +89,23 @@ class Shards:
                 yield Piece(piece, costs[start] * len(piece))
 
 
-def _use(threads: int) -> None:
-    """Let torch use so many threads in this one. It takes over what is set elsewhere when it is first asked."""
-    torch.get_num_threads()
+def _serve(calls: Calls, met: threading.Barrier, threads: int) -> None:
+    torch.get_num_threads()  # by which a thread takes over what is set elsewhere, once
     torch.set_num_threads(threads)
+    met.wait()
+    while call := calls.get():
+        call()
+        del call  # with what it holds
+
+
+def _settle(future: Future[T], work: Callable[[S], T], shard: S) -> None:
+    try:
+        future.set_result(work(shard))
+    except BaseException as error:
+        future.set_exception(error)
+        del future  # which the error would keep, and that it: see `run`
+
+
+def _end(calls: Calls) -> None:
+    for _ in range(2):
+        calls.put(None)

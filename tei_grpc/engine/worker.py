@@ -13,7 +13,7 @@ from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.device import Deliver
-from tei_grpc.engine.flight import Flight
+from tei_grpc.engine.flight import SHARD, Flight
 from tei_grpc.engine.queue import Admission, Queue
 from tei_grpc.engine.watchdog import TICK_SECONDS, Watchdog
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError, reason_of
@@ -30,7 +30,6 @@ NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
 HUNG = "The model runner does not answer"
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
-SHARD = "shard"  # what threads that a runner computes on are named
 POLL_SECONDS = 0.0002  # between two looks at a batch that runs, while there is room to start another
 
 
@@ -219,7 +218,7 @@ class Worker:
             self._metrics.batch_ended(busy, recoveries=runner.recoveries - recoveries)
 
     def _stacks(self) -> Iterator[str]:
-        """Where this device's thread is, and those that compute for it."""
+        """Where this device's thread is, and all that compute."""
         frames = sys._current_frames()
         for thread in threading.enumerate():
             if (thread is self._thread or thread.name.startswith(SHARD)) and thread.ident in frames:

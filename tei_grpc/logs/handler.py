@@ -23,7 +23,7 @@ from tei_grpc.logs.formatters import Fields, LineFormatter
 BURST_SECONDS: Final = 0.05  # a line of a request waits so long at most
 FLUSH_SECONDS: Final = 0.5  # what has not been read so long after the end is lost
 MAX_LINES: Final = 8192  # that wait; those of requests that went well have half of the room
-LINES_AT_ONCE: Final = 128  # composed without letting go of the GIL: each time costs more than some lines
+LINES_AT_ONCE: Final = 128  # composed between two writes: each lets go of the GIL, which costs more than some lines
 PIPE_BUF: Final = select.PIPE_BUF  # bytes that a pipe takes at once and in one piece, if it takes any
 LOOK_SECONDS: Final = 1.0  # between two looks at whether the handler was closed
 

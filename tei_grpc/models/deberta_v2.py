@@ -136,7 +136,10 @@ class Encoder(nn.Module):
         return x
 
     def _projected(self, dtype: torch.dtype) -> list[Positions]:
-        """The table as each layer projects it. It is the same for every batch of one dtype, so the last is kept."""
+        """The table as each layer projects it. It is the same for all batches of a dtype, so the last is kept.
+
+        Threads that run a model at a time run it in the same dtype.
+        """
         if self._kept is None or self._kept[0] != dtype:
             self._kept = dtype, [self._project(layer) for layer in self.layer]
         return self._kept[1]

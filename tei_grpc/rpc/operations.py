@@ -55,14 +55,22 @@ class Operations:
 
     def set_result(self, _: None) -> None:
         """The operations have succeeded."""
-        next(self._steps, None)
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self._end(None)
 
     def set_exception(self, error: Exception) -> None:
         """The operations have failed."""
-        next(self._steps, None)
-        if not self.ended.done():
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        try:
+            next(self._steps, None)
+        except Exception as raised:  # no memory for the message
+            error = error or raised
+        if self.ended.done():
+            return
+        if error is None:
+            self.ended.set_result(None)
+        else:
             self.ended.set_exception(error)
 
 

@@ -51,8 +51,9 @@ async def give_up_reading(_: object, context: grpc.aio.ServicerContext) -> None:
     await asyncio.wait([read])
     assert read.cancelled()
     await context.write(b"go on")
-    while await context.read() != b"end":
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(30):
+        while await context.read() != b"end":
+            await asyncio.sleep(0.001)
 
 
 async def test_message_that_nobody_waits_for_any_more_is_freed():

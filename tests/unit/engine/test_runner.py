@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.runner import Runner
@@ -17,6 +18,7 @@ from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.types import Entry, Kind
 from tests.checkpoints import bert_t, clf_t, mlm_t
 
+POISONED = 80
 TEXTS = [np.array(ids, np.int32) for ids in ([2, 82, 3], [2, 30, 83, 3], [2, 5, 6, 7, 8, 3])]
 
 
@@ -53,6 +55,29 @@ def test_answers_come_in_the_order_of_the_entries(bert: Path) -> None:
     kinds = [Kind.EMBED_ALL, Kind.EMBED, Kind.EMBED_ALL]
     batch = pack([Entry(i, kind, text) for i, (kind, text) in enumerate(zip(kinds, TEXTS, strict=True))])
     assert [array.shape for (array,) in load(bert).run(batch)] == [(3, 32), (32,), (6, 32)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batch_that_two_threads_share_gets_what_each_text_gets_alone(
+    own_bert: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Also where the answers of one text are not finite."""
+    poison(own_bert, token=POISONED)
+    monkeypatch.setattr(cpus, "available", lambda: 2)
+    runner, alone = load(own_bert, dtype=dtype), load(own_bert, dtype=dtype)
+    kinds = [Kind.EMBED, Kind.EMBED_ALL]
+    lengths = [2, 3, 3, 5, 8, 8, 13, 21, 30, 30, 31, 32]
+    ids = [np.arange(row, row + length, dtype=np.int32) % 50 + 10 for row, length in enumerate(lengths)]
+    ids[5][1] = POISONED
+    mixed = [Entry(row, kinds[row % 2], text) for row, text in enumerate(ids)]
+    assert len(runner._shards.cut(lengths)) == 2
+    for entry, found in zip(mixed, runner.run(pack(mixed)), strict=True):
+        (expected,) = alone.run(pack([entry]))
+        if entry.id == 5:
+            assert isinstance(found, InferenceError)
+            assert isinstance(expected, InferenceError)
+        else:
+            np.testing.assert_allclose(found[0], expected[0], atol=1e-5 if dtype == "float32" else 0.1)
 
 
 def test_facts_name_what_runs(bert: Path) -> None:

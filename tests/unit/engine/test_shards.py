@@ -1,7 +1,10 @@
 """How a batch is cut for two threads, and what they are given."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -51,7 +54,7 @@ def test_what_cannot_be_halved_or_is_small_stays_whole(shards: Shards, lengths: 
     assert shards.cut(lengths) == []
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3, 5])
 def test_cores_that_cannot_be_halved_run_batches_whole(threads: int) -> None:
     assert Shards(HIDDEN, threads).cut([64] * 64) == []
 
@@ -77,15 +80,48 @@ def test_threads_to_come_have_all_cores(shards: Shards) -> None:
 
 
 def test_error_of_one_shard_comes_after_the_other_has_ended(shards: Shards) -> None:
-    began, ended = threading.Event(), threading.Event()
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work(fails: bool) -> None:
         if fails:
-            began.set()
+            began.wait(10)
+            threading.Timer(0.2, may_end.set).start()
             raise ValueError("this one")
-        began.wait(10)
+        began.set()
+        may_end.wait(10)
         ended.set()
 
     with pytest.raises(ValueError, match="this one"):
         shards.run(work, [True, False])
     assert ended.is_set()
+
+
+def test_error_leaves_nothing_of_its_batch_behind(shards: Shards) -> None:
+    class Activations:
+        pass
+
+    kept = []
+
+    def work(_: int) -> None:
+        activations = Activations()
+        kept.append(weakref.ref(activations))
+        raise ValueError
+
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            shards.run(work, [0, 1])
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_threads_end_with_their_shards() -> None:
+    before = set(threading.enumerate())
+    shards = Shards(HIDDEN, 2)
+    started = set(threading.enumerate()) - before
+    assert len(started) == 2
+    del shards
+    for thread in started:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in started)
