@@ -104,8 +104,10 @@ def _spell(value: object) -> str:
 
 
 def _serve(flags: Mapping[str, object]) -> int:
+    from tei_grpc import cpus
     from tei_grpc.invocation import load
 
+    cpus.tune_process()
     try:
         settings, warnings = load(flags, os.environ)
         settings.api_keys()

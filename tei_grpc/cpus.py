@@ -1,5 +1,6 @@
 """How this process uses its CPU cores: how many there really are, and how torch's threads share them."""
 
+import ctypes
 import math
 import os
 import sys
@@ -24,11 +25,23 @@ ENVIRONMENT = {
 SWITCH_SECONDS = 0.0001
 
 
+# glibc's M_ARENA_MAX: heaps that threads allocate from, by default up to eight for each core. What a thread frees stays
+# in its heap; in one heap, what one of them has freed the others use.
+M_ARENA_MAX = -8
+HEAPS = 1
+
+
 def tune_process() -> None:
-    """Set SWITCH_SECONDS, and what ENVIRONMENT holds unless the user has. To be called before torch is imported."""
+    """Set SWITCH_SECONDS, and ENVIRONMENT and HEAPS unless the user has. To be called before torch is imported.
+
+    Threads that have allocated already may keep a heap of their own, so it is best called first of all.
+    """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     sys.setswitchinterval(SWITCH_SECONDS)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which macOS and musl lack
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(M_ARENA_MAX, HEAPS)
 
 
 def available() -> int:

@@ -1,4 +1,6 @@
+import ctypes
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,3 +42,34 @@ def test_process_is_tuned_unless_the_user_has_done_it(monkeypatch: pytest.Monkey
     cpus.tune_process()
     assert (os.environ["GOMP_SPINCOUNT"], os.environ["LRU_CACHE_CAPACITY"]) == ("7", "64")
     assert sys.getswitchinterval() == pytest.approx(cpus.SWITCH_SECONDS)
+
+
+HEAPS = """
+import ctypes, sys, threading
+from tei_grpc import cpus
+if sys.argv[1] == "tuned":
+    cpus.tune_process()
+libc, met = ctypes.CDLL(None), threading.Barrier(4)
+libc.fdopen.restype = ctypes.c_void_p
+
+def allocate():
+    met.wait()
+    libc.malloc(100_000)
+    met.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.malloc_info(0, ctypes.c_void_p(libc.fdopen(1, b"w")))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="malloc is not glibc's")
+@pytest.mark.parametrize("how", ["tuned", "as it is"])
+def test_threads_of_a_tuned_process_share_one_heap(how: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    run = subprocess.run(
+        [sys.executable, "-c", HEAPS, how], capture_output=True, env=environment, check=True, text=True
+    )
+    assert (run.stdout.count("<heap nr=") == 1) is (how == "tuned")
