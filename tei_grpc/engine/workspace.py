@@ -14,7 +14,7 @@ from tei_grpc.types import Pooling
 logger = logging.getLogger(__name__)
 
 MIB: Final = 1 << 20
-FIXED: Final = 64 * MIB  # blocks of scores and their masks, tables of angles, kernels that oneDNN keeps
+FIXED: Final = 96 * MIB  # blocks of scores and their masks, tables of angles, kernels kept for each of three threads
 VOCABULARY: Final = 160 * MIB  # logits of two chunks in float32, and of one in 16 bits
 HOLES: Final = 1.5  # glibc leaves holes between tensors of different sizes, half as much as the tensors themselves
 LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
