@@ -60,7 +60,8 @@ def write_checkpoint(folder: Path, *architectures: str, **config: object) -> Pat
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer.add_special_tokens(list(WORDS[:4]))
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"model_type": "bert", "architectures": architectures, "max_position_embeddings": 512, **config}
+    bert = {"model_type": "bert", "vocab_size": len(WORDS), "max_position_embeddings": 512}
+    config = {**bert, "architectures": architectures, **config}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
