@@ -24,7 +24,6 @@ ENVIRONMENT = {
 # kernel, while the event loop may work on: by default for 5 ms, in which several kernels could have run.
 SWITCH_SECONDS = 0.0001
 
-
 # glibc's M_ARENA_MAX: heaps that threads allocate from, by default up to eight for each core. What a thread frees stays
 # in its heap; in one heap, what one of them has freed the others use.
 M_ARENA_MAX = -8

@@ -12,8 +12,12 @@ T = TypeVar("T")
 LFS_MAGIC = b"version https://git-lfs"
 LONGEST_PATH = 255  # bytes; no file system has longer names, and no checkpoint paths of several long ones
 JSON_NAMES: Mapping[type, str] = {
-    **{bool: "true or false", str: "a string", int: "a whole number", float: "a number"},
-    **{list: "a list", dict: "an object"},
+    bool: "true or false",
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
 }
 
 
