@@ -19,6 +19,7 @@ Item = TypeVar("Item")
 
 FIRST_FIELD = b"\x0a"  # field 1, length-delimited: `embeddings` and `token_embeddings`
 METADATA_FIELD = b"\x12"  # field 2, length-delimited: `metadata`
+FLOAT_BYTES = 4
 CHUNK = 512  # messages of a reply that are made in one go: well under a millisecond
 YIELD_SECONDS = 1e-6  # the shortest sleep there is
 MAX_LOOP_BYTES = 65536  # larger replies are put together on a thread: copying them would hold up the event loop
@@ -92,12 +93,15 @@ def _chunks(messages: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def _join_rows(result: EmbedAllResult) -> bytes:
-    parts: list[bytes | memoryview] = []
-    for row in result.token_embeddings:
-        field = _floats_field(row)
-        parts += (FIRST_FIELD, _varint(sum(map(len, field))), *field)
-    parts.append(_metadata_field(result.metadata))
-    return b"".join(parts)
+    """All rows have the same length, and so the same bytes in front of them."""
+    rows = _little_endian(result.token_embeddings)
+    tokens, size = rows.shape
+    floats = FIRST_FIELD + _varint(size * FLOAT_BYTES) if size else b""  # an empty field is not on the wire
+    head = FIRST_FIELD + _varint(len(floats) + size * FLOAT_BYTES) + floats
+    fields = np.empty((tokens, len(head) + size * FLOAT_BYTES), np.uint8)
+    fields[:, : len(head)] = np.frombuffer(head, np.uint8)
+    fields[:, len(head) :] = rows.view(np.uint8)
+    return b"".join((fields.reshape(-1).data, _metadata_field(result.metadata)))
 
 
 def _floats_field(values: Floats) -> tuple[bytes | memoryview, ...]:

@@ -3,73 +3,60 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from tei_grpc.rpc.context import Context, confirm_caller, stream_caller
+from tei_grpc.rpc.room import MESSAGE_BYTES, Room, Rooms
 from tei_grpc.types import Caller
 
-Request = TypeVar("Request")
+Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply")
 Answer = Callable[[Request, Caller], Coroutine[Any, Any, Reply]]
 Cost = Callable[[Request], int]  # bytes of the reply, at the most
-
-REPLY_BYTES = 64 << 20  # of one stream's replies under way or waiting for a client that does not read them
-
-
-class Pending(NamedTuple, Generic[Reply]):
-    """A reply under way, in its place in the order."""
-
-    reply: Awaitable[Reply]
-    cost: int
+Pending: TypeAlias = asyncio.Queue[Awaitable[Reply] | None]  # replies under way, in order
 
 
-class Room:
-    """What is left of `window` messages and REPLY_BYTES. One message may always be under way, however large."""
+class Largest:
+    """A cost for replies whose size only the model knows: that of the largest one so far."""
 
-    def __init__(self, window: int) -> None:
-        self._slots = asyncio.Semaphore(window)
-        self._bytes = 0
-        self._freed = asyncio.Event()
+    def __init__(self, size: int = 0) -> None:
+        """Begin with `size`."""
+        self._size = size
 
-    async def wait(self) -> None:
-        """Take a message's place."""
-        await self._slots.acquire()
+    def __call__(self, _: object) -> int:
+        """Return it, whatever the request."""
+        return self._size
 
-    async def take(self, cost: int) -> None:
-        """Take the bytes of its reply."""
-        while self._bytes and self._bytes + cost > REPLY_BYTES:
-            self._freed.clear()
-            await self._freed.wait()
-        self._bytes += cost
-
-    def give(self, cost: int) -> None:
-        """Give both back: the reply has left."""
-        self._bytes -= cost
-        self._freed.set()
-        self._slots.release()
+    def hear(self, reply: bytes) -> bytes:
+        """Return `reply`, which may be larger than all before."""
+        self._size = max(self._size, len(reply))
+        return reply
 
 
 async def answer_in_order(
-    answer: Answer[Request, Reply], context: Context, *, window: int, cost: Cost[Request] = lambda _: 0
+    answer: Answer[Request, bytes], context: Context, *, rooms: Rooms, cost: Cost[Request]
 ) -> None:
     """Answer every message of a stream with `answer`, each as soon as it is ready and all earlier ones have left.
 
-    At most `window` messages are read and not yet answered, and no more than fit REPLY_BYTES by what `cost` says of
-    each; then nothing more is read, so that a client that sends without reading is stopped by HTTP/2 flow control.
+    No more messages are read and not yet answered than there is room for, by what `cost` says of each until it is
+    answered; then nothing more is read, so that a client that sends without reading is stopped by HTTP/2 flow control.
     The first message that fails ends the stream with its error, after all earlier answers; what is still under way is
     cancelled, as it is when the client leaves.
     """
-    async with aclosing(_answers(answer, context, Room(window), cost)) as replies:
-        async for reply in replies:
-            await context.write(reply)
+    with Room(rooms) as room:
+        async with aclosing(_answers(answer, context, room, cost)) as replies:
+            async for reply in replies:
+                await context.write(reply)
 
 
-async def collect_in_order(answer: Answer[Request, Reply], context: Context, *, window: int) -> list[Reply]:
-    """Answer every message of a stream that gets a single reply, under the same window; return when all are in."""
-    async with aclosing(_answers(answer, context, Room(window), lambda _: 0)) as replies:
-        collected = [reply async for reply in replies]
+async def collect_in_order(answer: Answer[Request, Reply], context: Context, *, rooms: Rooms) -> list[Reply]:
+    """Answer every message of a stream that gets a single reply, in the same room; return when all are in."""
+    with Room(rooms) as room:
+        async with aclosing(_answers(answer, context, room, lambda _: 0)) as replies:
+            collected = [reply async for reply in replies]
     if not collected:
         await confirm_caller(context)
     return collected
@@ -78,22 +65,19 @@ async def collect_in_order(answer: Answer[Request, Reply], context: Context, *, 
 async def _answers(
     answer: Answer[Request, Reply], context: Context, room: Room, cost: Cost[Request]
 ) -> AsyncGenerator[Reply, None]:
-    queue: asyncio.Queue[Pending[Reply] | None] = asyncio.Queue()
+    queue: Pending[Reply] = asyncio.Queue()
     reader = asyncio.create_task(_read(answer, context, queue, room, cost))
     try:
         while (pending := await queue.get()) is not None:
-            yield await pending.reply
-            room.give(pending.cost)
+            reply = await pending
+            yield reply
+            room.give(_size(reply))
     finally:
         await _cancel(reader, queue)
 
 
 async def _read(
-    answer: Answer[Request, Reply],
-    context: Context,
-    queue: asyncio.Queue[Pending[Reply] | None],
-    room: Room,
-    cost: Cost[Request],
+    answer: Answer[Request, Reply], context: Context, queue: Pending[Reply], room: Room, cost: Cost[Request]
 ) -> None:
     """Start one task per message; a message that cannot be read fails at its place in the order."""
     caller = stream_caller(context)
@@ -102,11 +86,21 @@ async def _read(
             await room.wait()
             if (request := await context.read()) is grpc.aio.EOF:
                 break
-            await room.take(size := cost(request))
-            queue.put_nowait(Pending(asyncio.create_task(answer(request, caller)), size))
+            await room.take(size := MESSAGE_BYTES + request.ByteSize() + cost(request))
+            queue.put_nowait(asyncio.create_task(_settled(answer, request, caller, room, size)))
         queue.put_nowait(None)
     except Exception as error:
-        queue.put_nowait(Pending(_failed(error), 0))
+        queue.put_nowait(_failed(error))
+
+
+async def _settled(answer: Answer[Request, Reply], request: Request, caller: Caller, room: Room, taken: int) -> Reply:
+    reply = await answer(request, caller)
+    room.settle(taken, _size(reply))
+    return reply
+
+
+def _size(reply: object) -> int:
+    return MESSAGE_BYTES + (len(reply) if isinstance(reply, bytes) else 0)
 
 
 def _failed(error: Exception) -> asyncio.Future[Any]:
@@ -115,13 +109,13 @@ def _failed(error: Exception) -> asyncio.Future[Any]:
     return future
 
 
-async def _cancel(reader: asyncio.Task[None], queue: asyncio.Queue[Pending[Any] | None]) -> None:
+async def _cancel(reader: asyncio.Task[None], queue: Pending[Any]) -> None:
     """End the stream's tasks and wait until they are gone."""
     reader.cancel()
     tasks: list[asyncio.Future[Any]] = [reader]
     while not queue.empty():
         left = queue.get_nowait()
-        if left is not None and isinstance(left.reply, asyncio.Future):
-            left.reply.cancel()
-            tasks.append(left.reply)
+        if isinstance(left, asyncio.Future):
+            left.cancel()
+            tasks.append(left)
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ import grpc
 
 from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2_grpc
+from tei_grpc.rpc.room import Rooms
 from tei_grpc.servicers.embed import EmbedServicer
 from tei_grpc.servicers.info import InfoServicer
 from tei_grpc.servicers.predict import PredictServicer
@@ -11,10 +12,10 @@ from tei_grpc.servicers.rerank import RerankServicer
 from tei_grpc.servicers.tokenize import TokenizeServicer
 
 
-def add_servicers(server: grpc.aio.Server, engine: Engine, *, window: int) -> None:
-    """Register every service; `window` is how many messages of one stream are in work at a time."""
+def add_servicers(server: grpc.aio.Server, engine: Engine, rooms: Rooms) -> None:
+    """Register every service; their streams share `rooms`."""
     tei_pb2_grpc.add_InfoServicer_to_server(InfoServicer(engine), server)
-    tei_pb2_grpc.add_EmbedServicer_to_server(EmbedServicer(engine, window), server)
-    tei_pb2_grpc.add_PredictServicer_to_server(PredictServicer(engine, window), server)
-    tei_pb2_grpc.add_RerankServicer_to_server(RerankServicer(engine, window), server)
-    tei_pb2_grpc.add_TokenizeServicer_to_server(TokenizeServicer(engine, window), server)
+    tei_pb2_grpc.add_EmbedServicer_to_server(EmbedServicer(engine, rooms), server)
+    tei_pb2_grpc.add_PredictServicer_to_server(PredictServicer(engine, rooms), server)
+    tei_pb2_grpc.add_RerankServicer_to_server(RerankServicer(engine, rooms), server)
+    tei_pb2_grpc.add_TokenizeServicer_to_server(TokenizeServicer(engine, rooms), server)

@@ -8,16 +8,18 @@ from tei_grpc.rpc.context import Context, unary_caller
 from tei_grpc.rpc.headers import send_headers
 from tei_grpc.rpc.reply import metadata_message
 from tei_grpc.rpc.requests import scoring_of
-from tei_grpc.rpc.streams import answer_in_order
+from tei_grpc.rpc.room import Rooms
+from tei_grpc.rpc.streams import Largest, answer_in_order
 from tei_grpc.types import Caller, PredictResult
 
 
 class PredictServicer(tei_pb2_grpc.PredictServicer):
     """Sequence classification of a text or a pair of texts."""
 
-    def __init__(self, engine: Engine, window: int) -> None:
+    def __init__(self, engine: Engine, rooms: Rooms) -> None:
         self._engine = engine
-        self._window = window
+        self._rooms = rooms
+        self._bytes = Largest()  # by the number of labels
 
     async def Predict(self, request: tei_pb2.PredictRequest, context: Context) -> tei_pb2.PredictResponse:
         """Every label, best first."""
@@ -25,7 +27,7 @@ class PredictServicer(tei_pb2_grpc.PredictServicer):
 
     async def PredictStream(self, requests: AsyncIterator[tei_pb2.PredictRequest], context: Context) -> None:
         """Every label, best first, per message."""
-        await answer_in_order(self._predict_reply, context, window=self._window)
+        await answer_in_order(self._predict_reply, context, rooms=self._rooms, cost=self._bytes)
 
     async def PredictPair(self, request: tei_pb2.PredictPairRequest, context: Context) -> tei_pb2.PredictResponse:
         """Every label, best first."""
@@ -33,7 +35,7 @@ class PredictServicer(tei_pb2_grpc.PredictServicer):
 
     async def PredictPairStream(self, requests: AsyncIterator[tei_pb2.PredictPairRequest], context: Context) -> None:
         """Every label, best first, per message."""
-        await answer_in_order(self._predict_pair_reply, context, window=self._window)
+        await answer_in_order(self._predict_pair_reply, context, rooms=self._rooms, cost=self._bytes)
 
     async def _predict(self, request: tei_pb2.PredictRequest, caller: Caller) -> PredictResult:
         return await self._engine.predict(request.inputs, scoring=scoring_of(request), caller=caller)
@@ -41,11 +43,11 @@ class PredictServicer(tei_pb2_grpc.PredictServicer):
     async def _predict_pair(self, request: tei_pb2.PredictPairRequest, caller: Caller) -> PredictResult:
         return await self._engine.predict(list(request.inputs), scoring=scoring_of(request), caller=caller)
 
-    async def _predict_reply(self, request: tei_pb2.PredictRequest, caller: Caller) -> tei_pb2.PredictResponse:
-        return _response(await self._predict(request, caller))
+    async def _predict_reply(self, request: tei_pb2.PredictRequest, caller: Caller) -> bytes:
+        return self._bytes.hear(_response(await self._predict(request, caller)).SerializeToString())
 
-    async def _predict_pair_reply(self, request: tei_pb2.PredictPairRequest, caller: Caller) -> tei_pb2.PredictResponse:
-        return _response(await self._predict_pair(request, caller))
+    async def _predict_pair_reply(self, request: tei_pb2.PredictPairRequest, caller: Caller) -> bytes:
+        return self._bytes.hear(_response(await self._predict_pair(request, caller)).SerializeToString())
 
     async def _with_headers(self, result: PredictResult, context: Context) -> tei_pb2.PredictResponse:
         await send_headers(context, result.metadata, self._engine.info)

@@ -10,6 +10,7 @@ from tei_grpc.rpc.context import Context, stream_caller, unary_caller
 from tei_grpc.rpc.headers import send_headers
 from tei_grpc.rpc.reply import metadata_message
 from tei_grpc.rpc.requests import direction_of, scoring_of
+from tei_grpc.rpc.room import Rooms
 from tei_grpc.rpc.streams import collect_in_order
 from tei_grpc.types import Caller, Input, RerankResult
 
@@ -19,9 +20,9 @@ MAX_RETURNED_CHARS = 64 << 20  # of the texts that one stream gets back; they wa
 class RerankServicer(tei_pb2_grpc.RerankServicer):
     """Scores of all texts of one call, sorted."""
 
-    def __init__(self, engine: Engine, window: int) -> None:
+    def __init__(self, engine: Engine, rooms: Rooms) -> None:
         self._engine = engine
-        self._window = window
+        self._rooms = rooms
 
     async def Rerank(self, request: tei_pb2.RerankRequest, context: Context) -> tei_pb2.RerankResponse:
         """Ranks of the texts of one message."""
@@ -44,7 +45,7 @@ class RerankServicer(tei_pb2_grpc.RerankServicer):
                     first.hear(request)
                     return await reranking.score(_pair(request))
 
-                scores = await collect_in_order(score, context, window=self._window)
+                scores = await collect_in_order(score, context, rooms=self._rooms)
                 result = reranking.rank(scores, raw_scores=first.raw_scores)
                 await send_headers(context, result.metadata, self._engine.info)  # fails where the caller has left
                 reranking.succeed(result)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from tei_grpc.config import Settings
+from tei_grpc.cpus import tune_process
 from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.tokenizer import Tokenizer
 from tei_grpc.errors import TeiError
@@ -84,5 +85,6 @@ async def main(folder: str, port: str, metrics_port: str) -> int:
 if __name__ == "__main__":
     import tei_grpc.engine.engine
 
+    tune_process()
     tei_grpc.engine.engine.Tokenizer = SickTokenizer
     sys.exit(asyncio.run(main(*sys.argv[1:])))

@@ -25,6 +25,7 @@ from tei_grpc.rpc.calls import RunningCalls
 from tei_grpc.rpc.health import HealthServicer
 from tei_grpc.rpc.interceptors import ErrorInterceptor, StateInterceptor
 from tei_grpc.rpc.reflection import V1_SERVICE, add_reflection
+from tei_grpc.rpc.room import Rooms
 from tei_grpc.servicers import add_servicers
 from tei_grpc.types import Entry, ModelFacts, Output
 from tests import folders
@@ -138,7 +139,7 @@ class Door:
         self._errors = ErrorInterceptor(RunningCalls(), engine.metrics)
         health = HealthServicer()
         health.end()  # Watch would wait for ever
-        add_servicers(self, engine, window=WINDOW)
+        add_servicers(self, engine, Rooms(WINDOW))
         health_pb2_grpc.add_HealthServicer_to_server(health, self)
         add_reflection(self)
 

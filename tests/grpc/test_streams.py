@@ -1,11 +1,13 @@
 import asyncio
 import gc
+from contextlib import suppress
 
 import grpc
 import psutil
 import pytest
 
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
+from tei_grpc.rpc import room
 from tests.grpc.conftest import until
 
 OK = grpc.StatusCode.OK
@@ -158,6 +160,46 @@ async def test_client_that_never_reads_is_stopped(serve):
         served_entries = sum(map(len, served.runner.batches))
         assert sent < 20000
         assert served_entries < sent
+
+
+ROOM = 2**20  # bytes for the messages of all streams
+STALLED = 5
+
+
+@pytest.fixture
+async def stalled(monkeypatch, serve):
+    """A server with streams whose clients write on and on, and read nothing."""
+    monkeypatch.setattr(room, "ALL_BYTES", ROOM)
+    async with serve() as served, asyncio.TaskGroup() as group:
+        served.calls = [served.channel.stream_stream("/tei.v1.Embed/EmbedAllStream")() for _ in range(STALLED)]
+        writers = [group.create_task(write_on(call)) for call in served.calls]
+        await until(lambda: len(served.server._rooms._waiting) == STALLED)
+        yield served
+        for each in (*writers, *served.calls):
+            each.cancel()
+
+
+async def write_on(call):
+    request = tei_pb2.EmbedAllRequest(inputs="w0 " * 500).SerializeToString()
+    with suppress(asyncio.InvalidStateError):  # the call has ended
+        while True:
+            await call.write(request)
+
+
+async def test_streams_that_nobody_reads_hold_no_more_than_there_is_room_for(stalled):
+    assert stalled.server._rooms.free >= 0
+
+
+async def test_other_streams_go_on_beside_those_that_nobody_reads(stalled):
+    requests = [embed_request(f"w{number % 200}") for number in range(500)]
+    replies, code = await collect(stalled.embed.EmbedStream(send(requests)))
+    assert (len(replies), code) == (500, OK)
+
+
+async def test_streams_that_end_give_their_room_back(stalled):
+    for call in stalled.calls:
+        call.cancel()
+    await until(lambda: stalled.server._rooms.free == ROOM)
 
 
 async def test_many_messages_do_not_grow_the_server(served):
