@@ -23,7 +23,7 @@ PATIENCE = 20.0  # seconds in which a server must be well again
 SPARE = 3  # descriptors that gRPC may open once, for threads that it starts when there is much to do
 GROWTH = 128 * 2**20  # bytes that a process may keep of a fault
 STREAM_GROWTH = 48 * 2**10  # for each stream that was open
-READERS_GROWTH = 256 * 2**20  # for all who read nothing
+READERS_GROWTH = 96 * 2**20  # for all who read nothing: what all streams of a server may hold, and some for holes
 BAD = {"failed", "never stopped", "never failed", "kept", "new: OK"}
 
 Fault = Callable[[Sick, Size], Awaitable[Codes]]
