@@ -15,11 +15,14 @@ from tei_grpc.engine.compiled import Compiled
 from tei_grpc.engine.graphs import Graphs, buckets, cuda_capture
 from tei_grpc.engine.placement import Placement, activations
 from tei_grpc.errors import StartupError
+from tei_grpc.layers.cpu_kernels import CpuKernels
 from tei_grpc.layers.kernels import Kernels, choose_kernels
 from tei_grpc.layers.packed import PackedInputs, place, rounded_rows
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.models import Model
 from tei_grpc.types import Batch
+
+BLANK = 8  # tokens of a text that fills up: a vector's worth, so that attention has least to do
 
 BuildPipeline = Callable[[Placement, Model, ModelConfig, EngineConfig], "Pipeline"]
 
@@ -36,7 +39,7 @@ class Pipeline:
 
     ahead = 0  # batches that are started while another one computes
 
-    def __init__(self, device: torch.device, model: Model, attend: Kernels | None = None) -> None:
+    def __init__(self, device: torch.device, model: Model, attend: Kernels | CpuKernels | None = None) -> None:
         """`attend`: the device's own kernels."""
         self.device = device
         self._model = model
@@ -92,7 +95,8 @@ class Pipeline:
         if self.device.type != "cpu" or not self._model.optimized:
             return ()
         tokens = len(batch.input_ids)
-        return [1] * (rounded_rows(tokens) - tokens)
+        whole, rest = divmod(rounded_rows(tokens) - tokens, BLANK)
+        return [BLANK] * whole + [rest] * (rest > 0)
 
 
 class CudaPipeline(Pipeline):
@@ -140,7 +144,7 @@ def build_pipeline(placement: Placement, model: Model, config: ModelConfig, opti
     if device.type != "cuda":
         if options.torch_compile:
             raise StartupError(f"`--torch-compile` is for CUDA devices, the model runs on {device}")
-        return Pipeline(device, model)
+        return Pipeline(device, model, CpuKernels() if device.type == "cpu" else None)
     if not model.optimized:
         return CudaPipeline(device, model)
     kernels = choose_kernels(device, activations(placement.dtype), flash=options.use_flash_attention)

@@ -1,6 +1,6 @@
-"""Owns attention over packed texts: one function and its masks, and how a CPU computes it.
+"""Owns attention over packed texts: one function and its masks, and how it is computed without a kernel of its own.
 
-A device with kernels of its own brings them along in the packed inputs (see `kernels`). Without them, texts of equal
+A device brings its kernels along in the packed inputs (see `kernels` and `cpu_kernels`). Without them, texts of equal
 length that lie side by side (a `Group`) are handled together, so nothing is gathered, and no text can see another. They
 run as batched products over texts and heads. A long text runs head by head, by blocks of queries, and a window leaves
 out the keys that none of a block's queries sees.
@@ -93,20 +93,36 @@ def attention(
     mask: Mask = FULL,
 ) -> Tensor:  # [tokens, heads * head_dim]
     """Softmax attention inside each text: softmax(scale * q k^T + bias) v, the softmax summed in float32."""
-    attend = inputs.attend or _attend_in_blocks
+    attend = inputs.attend or attend_in_blocks
     return attend(query, key_value, inputs, scale=scale, mask=mask)
 
 
-def _attend_in_blocks(
+@dataclass(frozen=True, slots=True)
+class States:
+    """Rows, [rows, heads, head_dim] each; key and value may have fewer heads."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+
+def attend_in_blocks(
     query: Tensor, key_value: tuple[Tensor, Tensor], inputs: PackedInputs, *, scale: float, mask: Mask
 ) -> Tensor:
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    """See `attention`."""
+    states = States(query, *key_value, torch.empty(query.shape, dtype=query.dtype, device=query.device))
     for group in inputs.groups:
-        rows = slice(group.start, group.stop)
-        states = _States(query[rows], key_value[0][rows], key_value[1][rows], output[rows])
-        attend = _attend_long if _is_long(group.length, query.dtype) else _attend_short
-        attend(states, group, scale, mask)
-    return output.flatten(1)
+        attend_to_group(states, group, scale, mask)
+    return states.output.flatten(1)
+
+
+def attend_to_group(states: States, group: Group, scale: float, mask: Mask) -> None:
+    """Write the output of a group's rows, by products in blocks; `states` are those of all rows."""
+    rows = slice(group.start, group.stop)
+    these = States(states.query[rows], states.key[rows], states.value[rows], states.output[rows])
+    attend = _attend_long if _is_long(group.length, states.query.dtype) else _attend_short
+    attend(these, group, scale, mask)
 
 
 def _is_long(length: int, dtype: torch.dtype) -> bool:
@@ -117,17 +133,7 @@ def _block_scores(dtype: torch.dtype) -> int:
     return BLOCK_SCORES if dtype == torch.float32 else FEWER_BLOCKS * BLOCK_SCORES
 
 
-@dataclass(frozen=True, slots=True)
-class _States:
-    """A group's rows, [rows, heads, head_dim] each; key and value may have fewer heads."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    output: Tensor
-
-
-def _attend_short(states: _States, group: Group, scale: float, mask: Mask) -> None:
+def _attend_short(states: States, group: Group, scale: float, mask: Mask) -> None:
     shared, length = states.query.shape[1] // states.key.shape[1], group.length  # query heads to a key head
     dtype = states.query.dtype if states.query.dtype == torch.bfloat16 and length >= NARROW else torch.float32
     height, width = _padded_sizes(length, dtype)
@@ -235,14 +241,14 @@ def band(left: int | None, right: int | None, queries: slice, keys: slice) -> Te
     return torch.zeros(distance.shape).masked_fill_(hidden, HIDDEN)
 
 
-def _attend_long(states: _States, group: Group, scale: float, mask: Mask) -> None:
+def _attend_long(states: States, group: Group, scale: float, mask: Mask) -> None:
     for text in range(group.texts):
         rows = slice(text * group.length, (text + 1) * group.length)
         query = _contiguous(states.query[rows].transpose(0, 1)).mul_(scale)  # [heads, padded, head_dim]
         key = _contiguous(states.key[rows].transpose(0, 1))  # [kv_heads, padded, head_dim]
         value = _contiguous(states.value[rows].transpose(0, 1)).transpose(1, 2).contiguous()
         block = Block(group.start + rows.start, 1, group.length, slice(0, len(query)), slice(0, 0), slice(0, 0))
-        _attend_text(_States(query, key, value, states.output[rows].transpose(0, 1)), block, mask)
+        _attend_text(States(query, key, value, states.output[rows].transpose(0, 1)), block, mask)
 
 
 def _contiguous(states: Tensor) -> Tensor:
@@ -253,7 +259,7 @@ def _contiguous(states: Tensor) -> Tensor:
     return padded
 
 
-def _attend_text(states: _States, block: Block, mask: Mask) -> None:
+def _attend_text(states: States, block: Block, mask: Mask) -> None:
     shared, padded = len(states.query) // len(states.key), states.key.shape[1]
     for queries in _cut(block.length, max(32, _block_scores(states.query.dtype) // padded)):
         keys = mask.keys_seen(queries, block.length)

@@ -1,0 +1,111 @@
+"""Owns what attention runs on, on a CPU: a compiled kernel where that is right and faster, else products in blocks.
+
+A kernel is compiled, proven and measured when the first call of its kind comes, which is at warm-up.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tei_grpc.layers.attention import FULL, Mask, States, attend_in_blocks, attend_to_group
+from tei_grpc.layers.kernels import Call, sample
+from tei_grpc.layers.packed import Group, PackedInputs
+
+if TYPE_CHECKING:
+    from tei_grpc.layers.simd_attention import SimdAttention
+
+logger = logging.getLogger(__name__)
+
+COMPILED, BLOCKS = "compiled", "blocks"
+CPU = torch.device("cpu")
+WINDOW = Mask(left=9, right=20)
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # values are about 1
+ROUNDS = 3
+LONG = 384  # tokens from which products in 16 bits beat the kernel's, which are in float32
+
+_finding = threading.Lock()  # two threads may have the first call of a kind at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernels:
+    """Attention on a CPU. See `attention.attention`."""
+
+    names: dict[str, None] = field(default_factory=dict)  # of what it has run on, in order
+
+    def __call__(
+        self, query: Tensor, key_value: tuple[Tensor, Tensor], inputs: PackedInputs, *, scale: float, mask: Mask
+    ) -> Tensor:
+        """See `attention.attention`."""
+        kernel = find_kernel(query.dtype, query.shape[2], is_windowed=mask.is_windowed) if mask.bias is None else None
+        self.names[COMPILED if kernel else BLOCKS] = None
+        if kernel is None:
+            return attend_in_blocks(query, key_value, inputs, scale=scale, mask=mask)
+        if query.dtype == torch.float32 or inputs.max_seqlen < LONG:
+            return kernel(query, key_value, inputs, scale=scale, mask=mask)
+        return _attend_by_length(kernel, Call(query, key_value, inputs, scale, mask))
+
+
+def _attend_by_length(kernel: "SimdAttention", call: Call) -> Tensor:
+    """Short texts by the kernel, long ones in blocks."""
+    states = States(call.query, *call.key_value, torch.empty(call.query.shape, dtype=call.query.dtype))
+    start = 0
+    for is_long, run in groupby(call.inputs.groups, key=_is_long):
+        groups = list(run)
+        texts = slice(start, start + sum(group.texts for group in groups))
+        if is_long:
+            for group in groups:
+                attend_to_group(states, group, call.scale, call.mask)
+        else:
+            kernel.attend_to_texts(states, call.inputs, texts, call.scale, call.mask)
+        start = texts.stop
+    return states.output.flatten(1)
+
+
+def _is_long(group: Group) -> bool:
+    return group.length >= LONG
+
+
+def find_kernel(dtype: torch.dtype, head_dim: int, *, is_windowed: bool) -> "SimdAttention | None":
+    """The compiled kernel for such states; None where there is none, or blocks are faster."""
+    with _finding:
+        return _find_kernel(dtype, head_dim, is_windowed)
+
+
+@cache
+def _find_kernel(dtype: torch.dtype, head_dim: int, is_windowed: bool) -> "SimdAttention | None":
+    from tei_grpc.layers.simd_attention import SimdAttention, takes  # they bring LLVM along, which a GPU does without
+
+    if not takes(dtype, head_dim):
+        return None
+    try:
+        kernel = SimdAttention(dtype, head_dim, is_windowed=is_windowed)
+    except RuntimeError as error:  # LLVM knows neither this CPU nor a way around
+        logger.warning("attention is not compiled for this CPU: %s", error)
+        return None
+    call = sample(CPU, dtype, head_dim)._replace(mask=WINDOW if is_windowed else FULL)
+    is_used = _is_right(kernel, call) and _seconds(kernel, call) < _seconds(attend_in_blocks, call)
+    logger.info("attention in %s, heads of %d: %s", dtype, head_dim, COMPILED if is_used else BLOCKS)
+    return kernel if is_used else None
+
+
+def _is_right(kernel: "SimdAttention", call: Call) -> bool:
+    apart = (call.to(kernel).float() - call.to(attend_in_blocks).float()).abs().max()
+    return bool(apart <= TOLERANCES[call.query.dtype])
+
+
+def _seconds(attend: Callable[..., Tensor], call: Call) -> float:
+    """The least CPU time of some rounds: another process's burst of work decides nothing."""
+    times = []
+    for _ in range(ROUNDS):
+        started = time.process_time()
+        call.to(attend)
+        times.append(time.process_time() - started)
+    return min(times)
