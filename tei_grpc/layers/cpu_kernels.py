@@ -6,7 +6,8 @@ A kernel is compiled, proven and measured when the first call of its kind comes,
 import logging
 import threading
 import time
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
@@ -50,27 +51,31 @@ class CpuKernels:
             return attend_in_blocks(query, key_value, inputs, scale=scale, mask=mask)
         if query.dtype == torch.float32 or inputs.max_seqlen < LONG:
             return kernel(query, key_value, inputs, scale=scale, mask=mask)
+        self.names[BLOCKS] = None
         return _attend_by_length(kernel, Call(query, key_value, inputs, scale, mask))
 
 
 def _attend_by_length(kernel: "SimdAttention", call: Call) -> Tensor:
     """Short texts by the kernel, long ones in blocks."""
     states = States(call.query, *call.key_value, torch.empty(call.query.shape, dtype=call.query.dtype))
-    start = 0
     for is_long, run in groupby(call.inputs.groups, key=_is_long):
         groups = list(run)
-        texts = slice(start, start + sum(group.texts for group in groups))
         if is_long:
             for group in groups:
                 attend_to_group(states, group, call.scale, call.mask)
         else:
-            kernel.attend_to_texts(states, call.inputs, texts, call.scale, call.mask)
-        start = texts.stop
+            kernel.attend_to_texts(states, call.inputs, _texts(call.inputs, groups), call.scale, call.mask)
     return states.output.flatten(1)
 
 
 def _is_long(group: Group) -> bool:
     return group.length >= LONG
+
+
+def _texts(inputs: PackedInputs, groups: Sequence[Group]) -> slice:
+    """Those of groups that lie side by side, with the texts without tokens between them."""
+    first, stop = groups[0].start, groups[-1].stop
+    return slice(bisect_right(inputs.offsets, first) - 1, bisect_left(inputs.offsets, stop))
 
 
 def find_kernel(dtype: torch.dtype, head_dim: int, *, is_windowed: bool) -> "SimdAttention | None":
@@ -81,13 +86,13 @@ def find_kernel(dtype: torch.dtype, head_dim: int, *, is_windowed: bool) -> "Sim
 
 @cache
 def _find_kernel(dtype: torch.dtype, head_dim: int, is_windowed: bool) -> "SimdAttention | None":
-    from tei_grpc.layers.simd_attention import SimdAttention, takes  # they bring LLVM along, which a GPU does without
-
-    if not takes(dtype, head_dim):
-        return None
     try:
+        from tei_grpc.layers.simd_attention import SimdAttention, takes  # they bring LLVM, which a GPU does without
+
+        if not takes(dtype, head_dim):
+            return None
         kernel = SimdAttention(dtype, head_dim, is_windowed=is_windowed)
-    except RuntimeError as error:  # LLVM knows neither this CPU nor a way around
+    except (OSError, RuntimeError) as error:  # LLVM does not load, knows neither this CPU nor a way around; no OpenMP
         logger.warning("attention is not compiled for this CPU: %s", error)
         return None
     call = sample(CPU, dtype, head_dim)._replace(mask=WINDOW if is_windowed else FULL)

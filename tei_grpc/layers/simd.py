@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, cast
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -27,8 +28,8 @@ ELEMENTS = {"float32": FLOAT, "bfloat16": INT16, "float16": HALF}  # what is in 
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; products with the first, of few digits, are exact
-# exp(r) = 1 + r + r^2 p(r) for |r| <= ln 2 / 2, to 1 ulp: the coefficients of p in Cephes' expf, the highest first.
-EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+# exp(r) = 1 + r + r^2 p(r) for |r| <= ln 2 / 2: the coefficients, with those of p from Cephes' expf, the highest first.
+EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1, 1.0, 1.0)
 LEAST_EXP = -87.0  # below it exp is taken for 0: soon it leaves the normal floats
 ROUND = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
 
@@ -132,7 +133,7 @@ class Code:
 
     def load(self, pointer: Value) -> Value:
         """A vector of elements from memory, as floats."""
-        element = pointer.type.pointee if hasattr(pointer.type, "pointee") else FLOAT
+        element = pointer.type.pointee
         vector = ir.VectorType(element, self.lanes)
         values = self.build.load(self.build.bitcast(pointer, vector.as_pointer()), align=2)
         if element == HALF:
@@ -165,7 +166,7 @@ class Code:
         return self.build.fadd(one, other)
 
     def exp(self, x: Value) -> Value:
-        """Lane by lane e^x for x <= 0; 0 below LEAST_EXP, NaN for NaN.
+        """Lane by lane e^x for x <= 0, to 1 ulp; 0 below LEAST_EXP, NaN for NaN.
 
         By Cody and Waite's reduction: x = n ln 2 + r, so e^x = 2^n e^r.
         """
@@ -173,10 +174,9 @@ class Code:
         shifted = self.fma(x, self.floats(LOG2_E), self.floats(ROUND))
         n = build.fsub(shifted, self.floats(ROUND))
         r = self.fma(n, self.floats(-LN2_LOW), self.fma(n, self.floats(-LN2_HIGH), x))
-        p = self.floats(EXP[0])
+        y = self.floats(EXP[0])
         for coefficient in EXP[1:]:
-            p = self.fma(p, r, self.floats(coefficient))
-        y = self.fma(p, build.fmul(r, r), build.fadd(r, self.floats(1.0)))
+            y = self.fma(y, r, self.floats(coefficient))
         exponent = build.shl(build.bitcast(shifted, self._ints), self._integers(23))  # 2^n, but for the bias: y has it
         scaled = build.bitcast(build.add(build.bitcast(y, self._ints), exponent), self._floats)
         is_small = build.fcmp_ordered("<", x, self.floats(LEAST_EXP))
@@ -208,14 +208,16 @@ class Code:
         return found
 
     def finish(self) -> int:
-        """Compile; the address of the function."""
+        """Compile; the address of the function. Raises RuntimeError where LLVM cannot, or without OpenMP."""
         self.build.ret_void()
+        _parallel()
         started = time.perf_counter()
         module = llvm.parse_assembly(str(self._module))
         module.verify()
         target = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
         )
+        module.data_layout = str(target.target_data)
         builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
         builder.getModulePassManager().run(module, builder)
         engine = llvm.create_mcjit_compiler(module, target)
@@ -255,27 +257,28 @@ def widest() -> int:
 
 def call(address: int, arguments: ctypes.Array[ctypes.c_int64], threads: int) -> None:
     """Run a compiled function without the interpreter's lock, in so many threads at once: those that torch uses."""
-    if threads == 1 or _PARALLEL is None:
+    if threads == 1:
         _FUNCTION(address)(arguments)
     else:
-        _PARALLEL(address, arguments, threads, 0)
+        _parallel()(address, arguments, threads, 0)
 
 
-def _parallel() -> Callable[..., None] | None:
+@cache
+def _parallel() -> Callable[..., None]:
     """OpenMP's way to run a function in the threads that belong to the calling one, as compilers call it.
 
-    GOMP_parallel(function, its argument, threads, flags) is libgomp's; LLVM's libomp has it, too.
+    GOMP_parallel(function, its argument, threads, flags) is libgomp's; LLVM's libomp has it, too. It is there once
+    torch is loaded. Raises RuntimeError where it is not: in one thread a kernel would keep the other cores idle.
     """
     try:
         found = ctypes.CDLL(None).GOMP_parallel
-    except AttributeError:
-        return None
+    except AttributeError as error:
+        raise RuntimeError("torch has brought no OpenMP with `GOMP_parallel`") from error
     found.restype, found.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     return cast(Callable[..., None], found)
 
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_PARALLEL = _parallel()
 
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()

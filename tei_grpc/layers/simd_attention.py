@@ -34,11 +34,9 @@ class SimdAttention:
 
     def attend_to_texts(self, states: States, inputs: PackedInputs, texts: slice, scale: float, mask: Mask) -> None:
         """Write the output of these texts' rows; `states` are those of all rows."""
-        query, key, value = (
-            x if x.stride(2) == 1 else x.contiguous() for x in (states.query, states.key, states.value)
-        )
+        query, key, value = map(_in_rows, (states.query, states.key, states.value))
         bounds = inputs.offsets[texts.start : texts.stop + 1]
-        longest = max(stop - start for start, stop in pairwise(bounds))
+        longest = max((stop - start for start, stop in pairwise(bounds)), default=0)
         threads = _threads(bounds[-1] - bounds[0], longest)
         size = _scratch_size(longest, query.shape[2])
         heads, scratch = key.shape[1], torch.empty(threads * size)
