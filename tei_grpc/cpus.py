@@ -22,7 +22,7 @@ ENVIRONMENT = {
 
 # A thread that waits for the interpreter asks for it after so many seconds. The device's thread asks after every
 # kernel, while the event loop may work on: by default for 5 ms, in which several kernels could have run.
-SWITCH_SECONDS = 0.0001
+SWITCH_SECONDS = 0.00003
 
 # glibc's M_ARENA_MAX: heaps that threads allocate from, by default up to eight for each core. What a thread frees stays
 # in its heap; in one heap, what one of them has freed the others use.

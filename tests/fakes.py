@@ -10,6 +10,7 @@ import numpy as np
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.flight import Started
+from tei_grpc.engine.queue import ANY, Size
 from tei_grpc.engine.worker import Worker
 from tei_grpc.errors import TeiError
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
@@ -62,6 +63,17 @@ class FakeRunner:
 
     def check(self) -> None:
         """Always fit."""
+
+    def wait_for_room(self, timeout: float) -> None:
+        """There always is."""
+
+    def size(self, max_tokens: int) -> Size:
+        """All there is."""
+        return Size(1, max_tokens, ANY)
+
+    def tell(self, wake: Callable[[], None]) -> bool:
+        """It has to be asked."""
+        return False
 
     def launch(self, batch: Batch) -> Started:
         """Like a CPU: the work is done where the answers are asked for."""

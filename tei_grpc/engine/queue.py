@@ -1,6 +1,7 @@
 """What waits for the device: permits for requests (event loop), and the first-in-first-out queue of entries."""
 
 import asyncio
+import sys
 import threading
 import time
 from collections import deque
@@ -83,6 +84,17 @@ class Taken(NamedTuple):
     expired: list[Entry]
 
 
+ANY = sys.maxsize
+
+
+class Size(NamedTuple):
+    """Of a batch, in tokens."""
+
+    least: int
+    most: int
+    longest: int  # its first text; the others are no longer than fits
+
+
 class Queue:
     """Entries in order of arrival, between the event loop and the device's thread."""
 
@@ -90,7 +102,10 @@ class Queue:
         self.max_tokens = max_tokens
         self._max_requests = max_requests
         self._entries: dict[int, Entry] = {}
+        self._tokens = 0
         self._changed = threading.Condition()
+        self._wanted = 1  # tokens that who waits for a batch waits for
+        self._is_woken = False
         self._closed = False
 
     def __len__(self) -> int:
@@ -102,27 +117,44 @@ class Queue:
             if self._closed:
                 return False
             self._entries[entry.id] = entry
-            self._changed.notify()
+            self._tokens += len(entry)
+            if self._tokens >= self._wanted:
+                self._changed.notify()
             return True
 
     def cancel(self, entry_id: int) -> bool:
         """Remove an entry; False when it has left already."""
         with self._changed:
-            return self._entries.pop(entry_id, None) is not None
+            entry = self._entries.pop(entry_id, None)
+            self._tokens -= len(entry) if entry else 0
+            return entry is not None
 
-    def take(self, timeout: float | None = None) -> Taken | None:
-        """The next batch, formed now; waits while the queue is empty. None once it is closed, or after `timeout` s."""
+    def take(self, timeout: float | None = None, size: Size | None = None) -> Taken | None:
+        """The next batch, formed now; by default one of up to `max_tokens`, whatever waits.
+
+        Waits until there is one of that size. None once the queue is closed, after `timeout` s, or when woken.
+        """
+        size = size or Size(1, self.max_tokens, ANY)
         with self._changed:
-            while not self._entries:
-                if self._closed or not self._changed.wait(timeout):
+            self._wanted = size.least
+            while not self._holds(size):
+                if self._closed or self._is_woken or not self._changed.wait(timeout):
+                    self._is_woken = False
                     return None
-            return self._take()
+            return self._take(size.most)
+
+    def wake(self) -> None:
+        """Have who waits for a batch look around."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify()
 
     def clear(self) -> list[Entry]:
         """Hand back what was waiting."""
         with self._changed:
             left = list(self._entries.values())
             self._entries.clear()
+            self._tokens = 0
             return left
 
     def close(self) -> list[Entry]:
@@ -137,7 +169,12 @@ class Queue:
         """Whether the queue takes nothing more in."""
         return self._closed
 
-    def _take(self) -> Taken:
+    def _holds(self, size: Size) -> bool:
+        if self._tokens < size.least:
+            return False
+        return len(next(iter(self._entries.values()))) <= size.longest
+
+    def _take(self, max_tokens: int) -> Taken:
         now = time.monotonic_ns()
         expired = [
             entry for entry in self._entries.values() if entry.deadline_ns is not None and entry.deadline_ns <= now
@@ -145,7 +182,8 @@ class Queue:
         for entry in expired:
             del self._entries[entry.id]
         waiting = list(self._entries.values())
-        batch = [waiting[i] for i in fill(map(len, waiting), self.max_tokens, self._max_requests)]
+        batch = [waiting[i] for i in fill(map(len, waiting), max_tokens, self._max_requests)]
         for entry in batch:
             del self._entries[entry.id]
+        self._tokens -= sum(map(len, expired)) + sum(map(len, batch))
         return Taken(batch, expired)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -22,7 +23,8 @@ from tei_grpc.engine.flight import Started
 from tei_grpc.engine.loader import load_model
 from tei_grpc.engine.pipeline import BuildPipeline, Mark, build_pipeline
 from tei_grpc.engine.placement import Placement, place_model
-from tei_grpc.engine.shards import Shards
+from tei_grpc.engine.queue import ANY, Size
+from tei_grpc.engine.shards import Shards, results
 from tei_grpc.engine.workspace import Watch, report, workspace
 from tei_grpc.errors import ModelTypeError, StartupError, TeiError, reason_of
 from tei_grpc.layers.precision import Float32
@@ -33,6 +35,9 @@ CHECK = (11,)  # tokens of each text of a batch
 # Flex attention is compiled anew for sizes of 1, and for such as equal the number of heads when it is first compiled:
 # so these have two, three and one block of 128 rows, and one row.
 WARM_UP = ((11, 32, 128), (32,) * 12, CHECK, (1,))
+# Tokens of a batch that is started while another one runs, on half of the cores: fewer wait for what may join them, or
+# for the other's end. Below it, the interpreter's work for a batch, which grows little with it, begins to count.
+LEAST_BESIDE = 256
 LONG_SECONDS = 2.0  # for the longest input that is run at start
 
 
@@ -77,12 +82,29 @@ class Runner:
 
         What runs beside the caller already has a device of its own.
         """
-        return placement.device.type == "cpu" and self._model.optimized and not self.ahead
+        return placement.device.type == "cpu" and self._model.optimized and not self._pipeline.ahead
 
     @property
     def ahead(self) -> int:
-        """How many batches may be started while another one runs."""
-        return self._pipeline.ahead
+        """How many batches may run, or wait to, while another one is started."""
+        return self._pipeline.ahead or self._shards.busy
+
+    def size(self, max_tokens: int) -> Size:
+        """How large the next batch should be, where a full one has `max_tokens`.
+
+        Beside another one it has half of that, so that both together take no more memory; longer texts wait for all.
+        """
+        half = max_tokens // 2
+        return Size(min(LEAST_BESIDE, half), half, half) if self._shards.busy else Size(1, max_tokens, ANY)
+
+    def wait_for_room(self, timeout: float) -> None:
+        """Until a batch that is started would run at once, or for `timeout` seconds."""
+        self._shards.wait_for_room(timeout)
+
+    def tell(self, wake: Callable[[], None]) -> bool:
+        """Have `wake` called when something has ended; False where nobody knows when that is."""
+        self._shards.wake = wake
+        return not self._pipeline.ahead
 
     @property
     def facts(self) -> ModelFacts:
@@ -178,10 +200,10 @@ class Runner:
         """
         shards = self._shards.cut([len(entry) for entry in batch.entries])
         if shards:
-            return Started(partial(self._collect, batch, partial(self._run_shards, batch, shards)), lambda: True)
+            return self._launch_shards(batch, shards)
         with torch.inference_mode():
             computed = self._compute(batch)
-            if self.ahead:
+            if self._pipeline.ahead:
                 computed = iter(list(computed))
             mark = self._pipeline.mark()
         return Started(partial(self._collect, batch, partial(self._wait_for, batch, computed, mark)), mark.is_done)
@@ -199,9 +221,16 @@ class Runner:
         with torch.inference_mode():
             return self._read(batch, computed)
 
-    def _run_shards(self, batch: Batch, shards: Sequence[Sequence[int]]) -> list[Answer]:
+    def _launch_shards(self, batch: Batch, shards: Sequence[Sequence[int]]) -> Started:
         batches = [pack([batch.entries[row] for row in rows]) for rows in shards]
-        answers = dict(zip(chain(*shards), chain(*self._shards.run(self._answer, batches)), strict=True))
+        futures = self._shards.start(self._answer, batches)
+        answer = partial(self._join_shards, batch, shards, futures)
+        return Started(partial(self._collect, batch, answer), lambda: all(future.done() for future in futures))
+
+    def _join_shards(
+        self, batch: Batch, shards: Sequence[Sequence[int]], futures: list[Future[list[Answer]]]
+    ) -> list[Answer]:
+        answers = dict(zip(chain(*shards), chain(*results(futures)), strict=True))
         return [answers[row] for row in range(len(batch.entries))]
 
     def _answer(self, batch: Batch) -> list[Answer]:

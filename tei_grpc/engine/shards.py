@@ -1,7 +1,9 @@
-"""Owns how a CPU runs a batch on all its cores: in two shards of equal cost, each on a thread with half of the cores.
+"""Owns how a CPU runs batches on all its cores: in shards, each on one of two threads that have half of the cores.
 
 Threads that share a product wait for each other after every one of them, and idle through all that is not shared.
-Shards meet once, at the end of the batch. What cannot be halved, such as a single text, is run by all cores together.
+Shards wait for nobody: a batch that comes while both threads are idle is cut into two of equal cost, one that comes
+while one is at work goes to the other as it is. A lonely batch that cannot be halved, such as a single text, is run by
+all cores together.
 """
 
 import threading
@@ -41,12 +43,27 @@ class Shards:
         self._hidden = hidden
         self._is_used = threads % 2 == 0
         self._calls: Calls = SimpleQueue()
+        self._unfinished = 0  # shards
+        self._changed = threading.Condition()
+        self.wake: Callable[[], None] = lambda: None  # called whenever one has ended
         if self._is_used:
             self._start(threads // 2)
             torch.set_num_threads(threads)  # what was set last holds for every thread to come
 
+    @property
+    def busy(self) -> int:
+        """How many threads have work."""
+        return min(self._unfinished, 2)
+
+    def wait_for_room(self, timeout: float) -> None:
+        """Until a thread has nothing to do, or for `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._unfinished < 2, timeout)
+
     def cut(self, lengths: Sequence[int]) -> list[list[int]]:
-        """The rows of each shard of a batch that has texts of these lengths; none where it is to be run as one."""
+        """The rows of each shard of a batch that has texts of these lengths; none where all cores are to share it."""
+        if self.busy:
+            return [list(range(len(lengths)))]
         if not self._is_used or sum(lengths) < 2 * LEAST_TOKENS:
             return []
         rows: tuple[list[int], list[int]] = ([], [])
@@ -57,13 +74,20 @@ class Shards:
             costs[lighter] += piece.cost
         return [] if 2 * max(costs) > UNEVEN * sum(costs) else [sorted(shard) for shard in rows]
 
-    def run(self, work: Callable[[S], T], shards: Sequence[S]) -> list[T]:
-        """What `work` returns for each shard, when it has ended for all. Raises what it raised for the first one."""
+    def start(self, work: Callable[[S], T], shards: Sequence[S]) -> list[Future[T]]:
+        """Have threads call `work` with each shard; the futures of what it returns."""
         futures: list[Future[T]] = [Future() for _ in shards]
+        with self._changed:
+            self._unfinished += len(shards)
         for future, shard in zip(futures, shards, strict=True):
-            self._calls.put(partial(_settle, future, work, shard))
-        wait(futures)
-        return [futures.pop(0).result() for _ in shards]  # no frame keeps an error, which would keep its batch's memory
+            self._calls.put(partial(_settle, future, work, shard, self._end_one))
+        return futures
+
+    def _end_one(self) -> None:
+        with self._changed:
+            self._unfinished -= 1
+            self._changed.notify_all()
+        self.wake()
 
     def _start(self, threads: int) -> None:
         """Two threads that end with this object, and which no process waits for at its end."""
@@ -98,12 +122,20 @@ def _serve(calls: Calls, met: threading.Barrier, threads: int) -> None:
         del call  # with what it holds
 
 
-def _settle(future: Future[T], work: Callable[[S], T], shard: S) -> None:
+def results(futures: list[Future[T]]) -> list[T]:
+    """What all have, when all are done. Raises the first one's error, which nothing here keeps, nor its batch."""
+    wait(futures)
+    return [futures.pop(0).result() for _ in range(len(futures))]
+
+
+def _settle(future: Future[T], work: Callable[[S], T], shard: S, end: Callable[[], None]) -> None:
     try:
         future.set_result(work(shard))
     except BaseException as error:
         future.set_exception(error)
-        del future  # which the error would keep, and that it: see `run`
+        del future  # which the error would keep, and that it: see `results`
+    finally:
+        end()
 
 
 def _end(calls: Calls) -> None:

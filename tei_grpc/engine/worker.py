@@ -30,6 +30,7 @@ NS_PER_S = 1_000_000_000
 GONE = "The model runner is gone"
 HUNG = "The model runner does not answer"
 RETRY_SECONDS = 1.0  # between two tries of a device that does not answer
+ROOM_SECONDS = 1.0  # that no batch is started, for lack of room, before the watchdog gets to see the one that runs
 POLL_SECONDS = 0.0002  # between two looks at a batch that runs, while there is room to start another
 
 
@@ -109,6 +110,7 @@ class Worker:
         try:
             runner = self._load_runner()
             runner.warm_up()
+            self._is_told = runner.tell(self._queue.wake)
             self._queue.max_tokens = runner.choose_budget(self._config.max_batch_tokens)
             self._seconds_per_token = runner.seconds_per_token
             logger.info("batches have up to %d tokens", self._queue.max_tokens)
@@ -136,7 +138,8 @@ class Worker:
     def _serve(self, runner: "Runner") -> None:
         """Form batches as the device can take them: where it works by itself, one more than it runs."""
         while not self._queue.closed:
-            taken = self._queue.take(self._patience())
+            runner.wait_for_room(ROOM_SECONDS)
+            taken = self._queue.take(self._patience(), runner.size(self._queue.max_tokens))
             if taken is None:
                 self._idle(runner)
                 continue
@@ -144,26 +147,34 @@ class Worker:
             if taken.batch:
                 ahead, self._flights = self._flights, (*self._flights, Flight(taken.batch, 0, None))  # being started
                 self._flights = (*ahead, self._launch(runner, taken.batch))
+                self._land_due(runner, self._flights[:-1])
             self._land_all(runner, but=runner.ahead)
         self._land_all(runner, but=0)
 
     def _patience(self) -> float | None:
         """Seconds to wait for entries; while batches run, there is room for another one."""
         if self._flights:
-            return POLL_SECONDS
+            return ROOM_SECONDS if self._is_told else POLL_SECONDS
         return None if self._healthy else RETRY_SECONDS
 
     def _idle(self, runner: "Runner") -> None:
         if self._flights:
-            if self._flights[0].is_due:
-                self._land_all(runner, but=len(self._flights) - 1)
-        elif not self._queue.closed:  # nothing has come since the device failed
+            self._land_due(runner, self._flights)
+        elif not self._queue.closed and not self._healthy:  # nothing has come since the device failed
             self._check(runner)
+
+    def _land_due(self, runner: "Runner", flights: Sequence[Flight]) -> None:
+        for flight in flights:
+            if flight.is_due:
+                self._land_one(runner, flight)
 
     def _land_all(self, runner: "Runner", *, but: int) -> None:
         while len(self._flights) > but:
-            self._land(runner, self._flights[0])
-            self._flights = self._flights[1:]
+            self._land_one(runner, self._flights[0])
+
+    def _land_one(self, runner: "Runner", flight: Flight) -> None:
+        self._land(runner, flight)
+        self._flights = tuple(other for other in self._flights if other is not flight)
 
     def _launch(self, runner: "Runner", entries: Sequence[Entry]) -> Flight:
         entries = sorted(entries, key=len)  # texts of equal length run together

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tei_grpc.engine.shards import LEAST_TOKENS, Shards
+from tei_grpc.engine.shards import LEAST_TOKENS, Shards, results
 
 HIDDEN = 384
 
@@ -67,7 +67,7 @@ def test_both_threads_work_at_once_with_half_of_the_cores(shards: Shards) -> Non
         torch.ones(1 << 16).sum()  # torch reads what is set when a thread first shares out work
         return number, torch.get_num_threads()
 
-    assert shards.run(work, [7, 8]) == [(7, 2), (8, 2)]
+    assert results(shards.start(work, [7, 8])) == [(7, 2), (8, 2)]
     assert torch.get_num_threads() == 4
 
 
@@ -92,7 +92,7 @@ def test_error_of_one_shard_comes_after_the_other_has_ended(shards: Shards) -> N
         ended.set()
 
     with pytest.raises(ValueError, match="this one"):
-        shards.run(work, [True, False])
+        results(shards.start(work, [True, False]))
     assert ended.is_set()
 
 
@@ -110,7 +110,7 @@ def test_error_leaves_nothing_of_its_batch_behind(shards: Shards) -> None:
     gc.disable()
     try:
         with suppress(ValueError):
-            shards.run(work, [0, 1])
+            results(shards.start(work, [0, 1]))
         assert [reference() for reference in kept] == [None, None]
     finally:
         gc.enable()
