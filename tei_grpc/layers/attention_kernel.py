@@ -100,7 +100,7 @@ class Kernel:
         self._scale = code.spread(scale)
         thread = self._count(Slot.NEXT_THREAD, integer(1))
         scratch = code.pointer(code.argument(Slot.SCRATCH), FLOAT)
-        self._keys = code.at(scratch, code.multiply(thread, code.argument(Slot.SCRATCH_SIZE)))  # [head_dim, padded]
+        self._keys = code.at(scratch, code.multiply(thread, code.argument(Slot.SCRATCH_SIZE)))  # see _lay_out_keys
         items, take = code.argument(Slot.ITEMS), code.argument(Slot.TAKE)
         with code.loop(0, code.add(items, 1)):  # at the most; it is left when nothing is left
             first = self._count(Slot.NEXT_ITEM, take)
@@ -166,7 +166,10 @@ class Kernel:
         return Tile(places, first, code.least(code.add(places[-1], text.right, 1), text.length))
 
     def _lay_out_keys(self, keys: Rows, text: Text) -> None:
-        """[length, head_dim] as float32 [head_dim, padded]; the last key again where there are no more."""
+        """[length, head_dim] as float32 [padded / lanes, head_dim, lanes], in the order in which they are used.
+
+        The last key fills up. Rows of all keys would often lie a power of two apart, where a cache keeps few at a time.
+        """
         code = self._code
         last = code.add(text.length, -1)
         with code.loop(0, text.padded, code.lanes) as key:
@@ -175,7 +178,7 @@ class Kernel:
             for part in self._parts:
                 columns = code.transpose([code.load(code.at(pointer, part)) for pointer in pointers])
                 for number, column in enumerate(columns, part):
-                    code.store(column, code.at(self._keys, code.multiply(text.padded, number), key))
+                    code.store(column, self._keys_of(key, number))
 
     def _write_tile(self, query: Rows, value: Rows, output: Rows, text: Text, tile: Tile) -> None:
         code = self._code
@@ -216,7 +219,7 @@ class Kernel:
             totals = [code.build.load(total) for total in sums]
             for more in range(min(UNROLLED, code.lanes)):
                 number = code.add(part, more)
-                keys = code.load(code.at(self._keys, code.multiply(number, text.padded), key))
+                keys = code.load(self._keys_of(key, number))
                 for row in rows:
                     factor = code.build.load(code.at(self._queries, number, row * self._head_dim))
                     totals[row] = code.fma(code.spread(factor), keys, totals[row])
@@ -265,6 +268,11 @@ class Kernel:
                     code.build.store(code.fma(probability, values[part], code.build.load(total)), total)
         for place, total in totals.items():
             yield place, code.build.load(total)
+
+    def _keys_of(self, key: Value, number: Value | int) -> Value:
+        """This head dimension of a vector of keys, the first of which is `key`."""
+        code = self._code
+        return code.at(self._keys, code.multiply(key, self._head_dim), code.multiply(integer(number), code.lanes))
 
     def _score(self, text: Text, row: int, key: Value) -> Value:
         return self._code.at(self._scores, self._code.multiply(text.padded, row), key)

@@ -4,6 +4,7 @@ A kernel is compiled, proven and measured when the first call of its kind comes,
 """
 
 import logging
+import sys
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -11,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tei_grpc.layers.attention import FULL, Mask, States, attend_in_blocks, attend_to_group
-from tei_grpc.layers.kernels import Call, sample
+from tei_grpc.layers.kernels import SAMPLE_LENGTHS, Call, sample
 from tei_grpc.layers.packed import Group, PackedInputs
 
 if TYPE_CHECKING:
@@ -30,9 +31,16 @@ CPU = torch.device("cpu")
 WINDOW = Mask(left=9, right=20)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # values are about 1
 ROUNDS = 3
-LONG = 384  # tokens from which products in 16 bits beat the kernel's, which are in float32
+LONG = 1024  # tokens from which blocks may be faster: with products in bfloat16, where the CPU has them, they are
 
 _finding = threading.Lock()  # two threads may have the first call of a kind at the same time
+
+
+class Found(NamedTuple):
+    """A kernel, and from how many tokens of a text on blocks are faster."""
+
+    kernel: "SimdAttention"
+    blocks_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +53,28 @@ class CpuKernels:
         self, query: Tensor, key_value: tuple[Tensor, Tensor], inputs: PackedInputs, *, scale: float, mask: Mask
     ) -> Tensor:
         """See `attention.attention`."""
-        kernel = find_kernel(query.dtype, query.shape[2], is_windowed=mask.is_windowed) if mask.bias is None else None
-        self.names[COMPILED if kernel else BLOCKS] = None
-        if kernel is None:
+        found = find_kernel(query.dtype, query.shape[2], is_windowed=mask.is_windowed) if mask.bias is None else None
+        if found is None:
+            self.names[BLOCKS] = None
             return attend_in_blocks(query, key_value, inputs, scale=scale, mask=mask)
-        if query.dtype == torch.float32 or inputs.max_seqlen < LONG:
-            return kernel(query, key_value, inputs, scale=scale, mask=mask)
+        self.names[COMPILED] = None
+        if inputs.max_seqlen < found.blocks_from:
+            return found.kernel(query, key_value, inputs, scale=scale, mask=mask)
         self.names[BLOCKS] = None
-        return _attend_by_length(kernel, Call(query, key_value, inputs, scale, mask))
+        return _attend_by_length(found, Call(query, key_value, inputs, scale, mask))
 
 
-def _attend_by_length(kernel: "SimdAttention", call: Call) -> Tensor:
+def _attend_by_length(found: Found, call: Call) -> Tensor:
     """Short texts by the kernel, long ones in blocks."""
     states = States(call.query, *call.key_value, torch.empty(call.query.shape, dtype=call.query.dtype))
-    for is_long, run in groupby(call.inputs.groups, key=_is_long):
+    for is_long, run in groupby(call.inputs.groups, key=lambda group: group.length >= found.blocks_from):
         groups = list(run)
         if is_long:
             for group in groups:
                 attend_to_group(states, group, call.scale, call.mask)
         else:
-            kernel.attend_to_texts(states, call.inputs, _texts(call.inputs, groups), call.scale, call.mask)
+            found.kernel.attend_to_texts(states, call.inputs, _texts(call.inputs, groups), call.scale, call.mask)
     return states.output.flatten(1)
-
-
-def _is_long(group: Group) -> bool:
-    return group.length >= LONG
 
 
 def _texts(inputs: PackedInputs, groups: Sequence[Group]) -> slice:
@@ -78,14 +83,14 @@ def _texts(inputs: PackedInputs, groups: Sequence[Group]) -> slice:
     return slice(bisect_right(inputs.offsets, first) - 1, bisect_left(inputs.offsets, stop))
 
 
-def find_kernel(dtype: torch.dtype, head_dim: int, *, is_windowed: bool) -> "SimdAttention | None":
+def find_kernel(dtype: torch.dtype, head_dim: int, *, is_windowed: bool) -> Found | None:
     """The compiled kernel for such states; None where there is none, or blocks are faster."""
     with _finding:
         return _find_kernel(dtype, head_dim, is_windowed)
 
 
 @cache
-def _find_kernel(dtype: torch.dtype, head_dim: int, is_windowed: bool) -> "SimdAttention | None":
+def _find_kernel(dtype: torch.dtype, head_dim: int, is_windowed: bool) -> Found | None:
     try:
         from tei_grpc.layers.simd_attention import SimdAttention, takes  # they bring LLVM, which a GPU does without
 
@@ -95,15 +100,22 @@ def _find_kernel(dtype: torch.dtype, head_dim: int, is_windowed: bool) -> "SimdA
     except (OSError, RuntimeError) as error:  # LLVM does not load, knows neither this CPU nor a way around; no OpenMP
         logger.warning("attention is not compiled for this CPU: %s", error)
         return None
-    call = sample(CPU, dtype, head_dim)._replace(mask=WINDOW if is_windowed else FULL)
-    is_used = _is_right(kernel, call) and _seconds(kernel, call) < _seconds(attend_in_blocks, call)
+    mask = WINDOW if is_windowed else FULL
+    call, long_call = (sample(CPU, dtype, head_dim, x)._replace(mask=mask) for x in (SAMPLE_LENGTHS, (LONG,)))
+    is_used = _is_right(kernel, call) and _is_faster(kernel, call)
     logger.info("attention in %s, heads of %d: %s", dtype, head_dim, COMPILED if is_used else BLOCKS)
-    return kernel if is_used else None
+    if not is_used:
+        return None
+    return Found(kernel, sys.maxsize if _is_faster(kernel, long_call) else LONG)
 
 
 def _is_right(kernel: "SimdAttention", call: Call) -> bool:
     apart = (call.to(kernel).float() - call.to(attend_in_blocks).float()).abs().max()
     return bool(apart <= TOLERANCES[call.query.dtype])
+
+
+def _is_faster(kernel: "SimdAttention", call: Call) -> bool:
+    return _seconds(kernel, call) < _seconds(attend_in_blocks, call)
 
 
 def _seconds(attend: Callable[..., Tensor], call: Call) -> float:

@@ -7,7 +7,7 @@ device, what the last of these gives.
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -156,11 +156,13 @@ def is_right(kernel: Kernel, call: Call) -> bool:
     return bool(apart <= TOLERANCES[call.query.dtype] * largest)
 
 
-def sample(device: torch.device, dtype: torch.dtype, head_dim: int = 64) -> Call:
+def sample(
+    device: torch.device, dtype: torch.dtype, head_dim: int = 64, lengths: Sequence[int] = SAMPLE_LENGTHS
+) -> Call:
     """Random texts of several lengths, each two heads of queries with one of keys and values."""
-    bounds = np.cumsum([0, *SAMPLE_LENGTHS], dtype=np.int32)
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
     ids = np.zeros(bounds[-1], np.int32)
-    inputs = place(Batch((), ids, ids, ids, bounds, max(SAMPLE_LENGTHS)), device)
+    inputs = place(Batch((), ids, ids, ids, bounds, max(lengths)), device)
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(bounds[-1], 8, head_dim, generator=generator).to(device, dtype)
     return Call(states[:, :4], (states[:, 4:6], states[:, 6:]), inputs, head_dim**-0.5, FULL)
