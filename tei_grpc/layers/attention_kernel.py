@@ -106,18 +106,10 @@ class Kernel:
             first = self._count(Slot.NEXT_ITEM, take)
             with code.loop(first, code.least(code.add(first, take), items)) as item:
                 self._attend(item)
-            self._end_unless(code.build.icmp_signed("<", first, items))
+            code.end_unless(code.build.icmp_signed("<", first, items))
 
     def _count(self, slot: Slot, step: Value) -> Value:
         return self._code.build.atomic_rmw("add", self._code.argument_address(slot), step, "monotonic")
-
-    def _end_unless(self, condition: Value) -> None:
-        build = self._code.build
-        end, on = build.append_basic_block(), build.append_basic_block()
-        build.cbranch(condition, on, end)
-        build.position_at_end(end)
-        build.ret_void()
-        build.position_at_end(on)
 
     def _attend(self, item: Value) -> None:
         """One text, one head of keys, and the heads of queries that share it."""

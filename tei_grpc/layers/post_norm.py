@@ -7,6 +7,7 @@ from tei_grpc.layers.blueprint import HfConfig
 from tei_grpc.layers.embedding import Embedding, WordAndTypeEmbedding, positions_after_pad
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs
+from tei_grpc.layers.rows import add_norm
 
 
 class Embeddings(WordAndTypeEmbedding):
@@ -51,8 +52,7 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """[tokens, in], [tokens, hidden] -> [tokens, hidden]."""
-        y: Tensor = self.LayerNorm(self.dense(x).add_(residual))
-        return y
+        return add_norm(self.dense(x), residual, self.LayerNorm)
 
 
 class Intermediate(nn.Module):

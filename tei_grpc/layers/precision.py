@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._pytree import tree_map
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -29,6 +29,12 @@ class Float32(TorchFunctionMode):
         if func is torch.nn.functional.embedding:
             return widen(func(*args, **(kwargs or {})))
         return func(*tree_map(widen, tuple(args)), **tree_map(widen, dict(kwargs or {})))
+
+
+def is_widening() -> bool:
+    """Whether this code runs within a `Float32`: then even the dtype of a tensor is told as if it were widened."""
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(isinstance(mode, Float32) for mode in modes)
 
 
 def widen(value: Any) -> Any:

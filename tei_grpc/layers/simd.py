@@ -23,7 +23,7 @@ Type = Any
 
 LEAST_LANES, MOST_LANES = 8, 16
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
-INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+INT8, INT16, INT32, INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 ELEMENTS = {"float32": FLOAT, "bfloat16": INT16, "float16": HALF}  # what is in memory; LLVM's bfloat is not everywhere
 
 LOG2_E = 1.4426950408889634
@@ -118,6 +118,15 @@ class Code:
         build.branch(head)
         build.position_at_end(end)
 
+    def end_unless(self, condition: Value) -> None:
+        """Return from the function where the condition does not hold."""
+        build = self.build
+        end, on = build.append_basic_block(), build.append_basic_block()
+        build.cbranch(condition, on, end)
+        build.position_at_end(end)
+        build.ret_void()
+        build.position_at_end(on)
+
     def floats(self, value: float) -> Value:
         """A vector of a constant."""
         return ir.Constant(self._floats, [value] * self.lanes)
@@ -153,13 +162,33 @@ class Code:
         vector = ir.VectorType(element, self.lanes)
         self.build.store(values, self.build.bitcast(pointer, vector.as_pointer()), align=2)
 
+    def store_lowest(self, values: Value, pointer: Value) -> None:
+        """The lowest byte of each float's bits to memory."""
+        vector = ir.VectorType(INT8, self.lanes)
+        lowest = self.build.trunc(self.build.bitcast(values, self._ints), vector)
+        self.build.store(lowest, self.build.bitcast(pointer, vector.as_pointer()), align=1)
+
+    def magnitude(self, x: Value) -> Value:
+        """Lane by lane without the sign."""
+        bits = self.build.and_(self.build.bitcast(x, self._ints), self._integers(0x7FFFFFFF))
+        return self.build.bitcast(bits, self._floats)
+
     def fma(self, one: Value, other: Value, term: Value) -> Value:
         """Lane by lane `one * other + term`, rounded once."""
         return self.build.call(self._intrinsic("llvm.fma", 3), [one, other, term])
 
+    def root(self, x: Value) -> Value:
+        """Lane by lane the square root."""
+        return self.build.call(self._intrinsic("llvm.sqrt", 1), [x])
+
     def larger(self, one: Value, other: Value) -> Value:
         """Lane by lane the larger one; `other`, where `one` is NaN."""
         return self.build.select(self.build.fcmp_ordered(">", one, other), one, other)
+
+    def larger_bits(self, one: Value, other: Value) -> Value:
+        """Lane by lane the larger one of magnitudes, compared as bits: NaN is above all others."""
+        bits = [self.build.bitcast(values, self._ints) for values in (one, other)]
+        return self.build.select(self.build.icmp_signed(">", *bits), one, other)
 
     def plus(self, one: Value, other: Value) -> Value:
         """Their sum."""

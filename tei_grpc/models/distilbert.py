@@ -9,6 +9,7 @@ from tei_grpc.layers.embedding import Embedding
 from tei_grpc.layers.heads import Decoder
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.packed import PackedInputs
+from tei_grpc.layers.rows import add_norm
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -74,9 +75,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        x = self.sa_layer_norm(self.attention.attend(x, inputs).add_(x))
-        y: Tensor = self.output_layer_norm(self.ffn(x).add_(x))
-        return y
+        x = add_norm(self.attention.attend(x, inputs), x, self.sa_layer_norm)
+        return add_norm(self.ffn(x), x, self.output_layer_norm)
 
 
 class Transformer(nn.Module):

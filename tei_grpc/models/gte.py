@@ -9,6 +9,7 @@ from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.post_norm import Embeddings
 from tei_grpc.layers.rotary import Rotation, read_rope, rotary_attention
+from tei_grpc.layers.rows import add_norm
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -58,9 +59,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        x = self.attn_ln(self.attention(x, inputs, rotation).add_(x))
-        y: Tensor = self.mlp_ln(self.mlp(x).add_(x))
-        return y
+        x = add_norm(self.attention(x, inputs, rotation), x, self.attn_ln)
+        return add_norm(self.mlp(x), x, self.mlp_ln)
 
 
 class Encoder(nn.Module):

@@ -16,6 +16,7 @@ from tei_grpc.layers.heads import BertHeads
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.post_norm import Embeddings, Residual
+from tei_grpc.layers.rows import add_norm
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -74,8 +75,7 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         gate, up = self.gated_layers(x).chunk(2, dim=1)
-        y: Tensor = self.layernorm(self.wo(self.act(gate).mul_(up)).add_(x))
-        return y
+        return add_norm(self.wo(self.act(gate).mul_(up)), x, self.layernorm)
 
 
 class CodeMLP(nn.Module):
@@ -121,9 +121,8 @@ class CodeLayer(nn.Module):
 
     def forward(self, x: Tensor, inputs: PackedInputs, mask: Mask) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        x = self.layer_norm_1(self.attention(x, inputs, mask).add_(x))
-        y: Tensor = self.layer_norm_2(self.mlp(x).add_(x))
-        return y
+        x = add_norm(self.attention(x, inputs, mask), x, self.layer_norm_1)
+        return add_norm(self.mlp(x), x, self.layer_norm_2)
 
 
 class Encoder(nn.Module):

@@ -12,6 +12,7 @@ from tei_grpc.layers.heads import RobertaHeads
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.post_norm import Intermediate, PositionedEmbeddings, Residual
+from tei_grpc.layers.rows import add_norm
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -57,8 +58,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, inputs: PackedInputs, mask: Mask) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        y: Tensor = self.LayerNorm(self.attn.attend(x, inputs, mask).add_(x))
-        return y
+        return add_norm(self.attn.attend(x, inputs, mask), x, self.LayerNorm)
 
 
 class Layer(nn.Module):

@@ -16,6 +16,7 @@ from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.mlp import MLP
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.rotary import Rotation, read_rope, rotary_attention
+from tei_grpc.layers.rows import add_norm
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -64,9 +65,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, inputs: PackedInputs, rotation: Rotation) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        x = self.norm1(self.attn(x, inputs, rotation).add_(x))
-        y: Tensor = self.norm2(self.mlp(x).add_(x))
-        return y
+        x = add_norm(self.attn(x, inputs, rotation), x, self.norm1)
+        return add_norm(self.mlp(x), x, self.norm2)
 
 
 class Encoder(nn.Module):
