@@ -64,15 +64,16 @@ class FakeRunner:
     def check(self) -> None:
         """Always fit."""
 
-    def wait_for_room(self, timeout: float) -> None:
+    def wait_for_room(self, timeout: float) -> bool:
         """There always is."""
+        return True
 
     def size(self, max_tokens: int) -> Size:
         """All there is."""
         return Size(1, max_tokens, ANY)
 
     def tell(self, wake: Callable[[], None]) -> bool:
-        """It has to be asked."""
+        """Batches run one after the other."""
         return False
 
     def launch(self, batch: Batch) -> Started:

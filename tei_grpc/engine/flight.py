@@ -23,7 +23,8 @@ class Flight(NamedTuple):
 
     entries: Sequence[Entry]
     started_ns: int
-    run: Started | None  # None while it is being started, and when that failed
+    most: int  # tokens that it might have had
+    run: Started | None = None  # None while it is being started, and when that failed
 
     @property
     def is_due(self) -> bool:

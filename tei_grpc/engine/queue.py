@@ -90,9 +90,9 @@ ANY = sys.maxsize
 class Size(NamedTuple):
     """Of a batch, in tokens."""
 
-    least: int
+    least: int  # that must wait for it, together
     most: int
-    longest: int  # its first text; the others are no longer than fits
+    longest: int  # its first text: a longer one is not overtaken, all wait with it; the others are no longer than fits
 
 
 class Queue:
@@ -104,7 +104,7 @@ class Queue:
         self._entries: dict[int, Entry] = {}
         self._tokens = 0
         self._changed = threading.Condition()
-        self._wanted = 1  # tokens that who waits for a batch waits for
+        self._wanted = Size(1, max_tokens, ANY)  # by who waits for a batch
         self._is_woken = False
         self._closed = False
 
@@ -118,16 +118,18 @@ class Queue:
                 return False
             self._entries[entry.id] = entry
             self._tokens += len(entry)
-            if self._tokens >= self._wanted:
-                self._changed.notify()
+            self._tell()
             return True
 
     def cancel(self, entry_id: int) -> bool:
         """Remove an entry; False when it has left already."""
         with self._changed:
             entry = self._entries.pop(entry_id, None)
-            self._tokens -= len(entry) if entry else 0
-            return entry is not None
+            if entry is None:
+                return False
+            self._tokens -= len(entry)
+            self._tell()  # the next one may be short enough
+            return True
 
     def take(self, timeout: float | None = None, size: Size | None = None) -> Taken | None:
         """The next batch, formed now; by default one of up to `max_tokens`, whatever waits.
@@ -136,12 +138,12 @@ class Queue:
         """
         size = size or Size(1, self.max_tokens, ANY)
         with self._changed:
-            self._wanted = size.least
-            while not self._holds(size):
-                if self._closed or self._is_woken or not self._changed.wait(timeout):
-                    self._is_woken = False
-                    return None
-            return self._take(size.most)
+            self._wanted = size
+            self._changed.wait_for(lambda: self._closed or self._is_woken or self._holds(size), timeout)
+            if self._holds(size):
+                return self._take(size.most)
+            self._is_woken = False
+            return None
 
     def wake(self) -> None:
         """Have who waits for a batch look around."""
@@ -169,10 +171,13 @@ class Queue:
         """Whether the queue takes nothing more in."""
         return self._closed
 
+    def _tell(self) -> None:
+        if self._holds(self._wanted):
+            self._changed.notify()
+
     def _holds(self, size: Size) -> bool:
-        if self._tokens < size.least:
-            return False
-        return len(next(iter(self._entries.values()))) <= size.longest
+        first = next(iter(self._entries.values()), None)
+        return first is not None and len(first) <= size.longest and self._tokens >= size.least
 
     def _take(self, max_tokens: int) -> Taken:
         now = time.monotonic_ns()

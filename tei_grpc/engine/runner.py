@@ -24,7 +24,7 @@ from tei_grpc.engine.loader import load_model
 from tei_grpc.engine.pipeline import BuildPipeline, Mark, build_pipeline
 from tei_grpc.engine.placement import Placement, place_model
 from tei_grpc.engine.queue import ANY, Size
-from tei_grpc.engine.shards import Shards, results
+from tei_grpc.engine.shards import THREADS, Shards, results
 from tei_grpc.engine.workspace import Watch, report, workspace
 from tei_grpc.errors import ModelTypeError, StartupError, TeiError, reason_of
 from tei_grpc.layers.precision import Float32
@@ -87,22 +87,28 @@ class Runner:
     @property
     def ahead(self) -> int:
         """How many batches may run, or wait to, while another one is started."""
-        return self._pipeline.ahead or self._shards.busy
+        return self._pipeline.ahead or (THREADS if self._shards.busy else 0)
 
     def size(self, max_tokens: int) -> Size:
         """How large the next batch should be, where a full one has `max_tokens`.
 
-        Beside another one it has half of that, so that both together take no more memory; longer texts wait for all.
+        Beside another one it has half of that, or what the other one leaves of it, so that both together take no more
+        memory; longer texts wait for all cores.
         """
-        half = max_tokens // 2
-        return Size(min(LEAST_BESIDE, half), half, half) if self._shards.busy else Size(1, max_tokens, ANY)
+        if not self._shards.busy:
+            return Size(1, max_tokens, ANY)
+        most = min(max_tokens // 2, max_tokens - self._shards.tokens)
+        return Size(min(LEAST_BESIDE, most), most, most)
 
-    def wait_for_room(self, timeout: float) -> None:
-        """Until a batch that is started would run at once, or for `timeout` seconds."""
-        self._shards.wait_for_room(timeout)
+    def wait_for_room(self, timeout: float) -> bool:
+        """Until a batch that is started would run at once; False when none would after `timeout` seconds."""
+        return self._shards.wait(THREADS - 1, timeout)
 
     def tell(self, wake: Callable[[], None]) -> bool:
-        """Have `wake` called when something has ended; False where nobody knows when that is."""
+        """Have `wake` called when one of the batches that run side by side may have ended.
+
+        False where they run one after the other, and nobody knows when that is.
+        """
         self._shards.wake = wake
         return not self._pipeline.ahead
 
@@ -147,7 +153,8 @@ class Runner:
             self.seconds_per_token = (time.perf_counter() - started) / tokens
 
     def check(self) -> None:
-        """Raise what the device raises when it can no longer run."""
+        """Raise what the device raises when it can no longer run. Waits until nothing else does."""
+        self._shards.wait(0)
         self._pipeline.reset()
         self._run_random(CHECK)
 
@@ -259,7 +266,8 @@ class Runner:
         return answers
 
     def _run_again(self, entry: Entry) -> Answer:
-        """An input that 16-bit numbers are too small for, alone and in float32."""
+        """An input that 16-bit numbers are too small for, alone and in float32, which takes twice the memory."""
+        self._shards.wait(0)
         batch = pack([entry])
         with torch.inference_mode(), Float32():
             computed = list(self._compute(batch, plain=True))

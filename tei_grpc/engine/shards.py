@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import groupby
 from queue import SimpleQueue
@@ -18,11 +19,12 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from tei_grpc.engine.flight import SHARD
+from tei_grpc.types import Batch
 
-S = TypeVar("S")
 T = TypeVar("T")
 Calls = SimpleQueue[Callable[[], None] | None]  # None is the end
 
+THREADS = 2
 LEAST_TOKENS = 64  # of a shard; below it, to wake two threads takes longer than they save
 UNEVEN = 1.1  # of half the cost: about what is lost where all products are shared
 PIECES = 16  # texts of equal length stay together, but no more of them than make up this part of a batch
@@ -41,24 +43,31 @@ class Shards:
     def __init__(self, hidden: int, threads: int) -> None:
         """Share torch's `threads`; `hidden` is the model's hidden size."""
         self._hidden = hidden
-        self._is_used = threads % 2 == 0
+        self._is_used = threads % THREADS == 0
         self._calls: Calls = SimpleQueue()
-        self._unfinished = 0  # shards
+        self._unfinished: list[int] = []  # tokens of each shard
         self._changed = threading.Condition()
         self.wake: Callable[[], None] = lambda: None  # called whenever one has ended
         if self._is_used:
-            self._start(threads // 2)
+            self._start(threads // THREADS)
             torch.set_num_threads(threads)  # what was set last holds for every thread to come
 
     @property
     def busy(self) -> int:
-        """How many threads have work."""
-        return min(self._unfinished, 2)
-
-    def wait_for_room(self, timeout: float) -> None:
-        """Until a thread has nothing to do, or for `timeout` seconds."""
+        """How many shards are under way."""
         with self._changed:
-            self._changed.wait_for(lambda: self._unfinished < 2, timeout)
+            return len(self._unfinished)
+
+    @property
+    def tokens(self) -> int:
+        """Those under way."""
+        with self._changed:
+            return sum(self._unfinished)
+
+    def wait(self, most: int, timeout: float | None = None) -> bool:
+        """Until at the most so many shards are under way; False when there are more after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.busy <= most, timeout)
 
     def cut(self, lengths: Sequence[int]) -> list[list[int]]:
         """The rows of each shard of a batch that has texts of these lengths; none where all cores are to share it."""
@@ -74,25 +83,29 @@ class Shards:
             costs[lighter] += piece.cost
         return [] if 2 * max(costs) > UNEVEN * sum(costs) else [sorted(shard) for shard in rows]
 
-    def start(self, work: Callable[[S], T], shards: Sequence[S]) -> list[Future[T]]:
+    def start(self, work: Callable[[Batch], T], shards: Sequence[Batch]) -> list[Future[T]]:
         """Have threads call `work` with each shard; the futures of what it returns."""
         futures: list[Future[T]] = [Future() for _ in shards]
+        sizes = [len(shard.input_ids) for shard in shards]
         with self._changed:
-            self._unfinished += len(shards)
-        for future, shard in zip(futures, shards, strict=True):
-            self._calls.put(partial(_settle, future, work, shard, self._end_one))
+            self._unfinished += sizes
+        for future, shard, tokens in zip(futures, shards, sizes, strict=True):
+            self._calls.put(partial(_settle, future, work, shard, self._ending(tokens)))
         return futures
 
-    def _end_one(self) -> None:
+    @contextmanager
+    def _ending(self, tokens: int) -> Iterator[None]:
+        """Nobody sees a shard that is under way and has answered, or the other way round."""
         with self._changed:
-            self._unfinished -= 1
+            yield
+            self._unfinished.remove(tokens)
             self._changed.notify_all()
         self.wake()
 
     def _start(self, threads: int) -> None:
         """Two threads that end with this object, and which no process waits for at its end."""
-        met = threading.Barrier(3)
-        for number in range(2):
+        met = threading.Barrier(THREADS + 1)
+        for number in range(THREADS):
             arguments = self._calls, met, threads
             threading.Thread(target=_serve, args=arguments, name=f"{SHARD}-{number}", daemon=True).start()
         met.wait()
@@ -128,16 +141,18 @@ def results(futures: list[Future[T]]) -> list[T]:
     return [futures.pop(0).result() for _ in range(len(futures))]
 
 
-def _settle(future: Future[T], work: Callable[[S], T], shard: S, end: Callable[[], None]) -> None:
+def _settle(future: Future[T], work: Callable[[Batch], T], shard: Batch, ending: AbstractContextManager[None]) -> None:
     try:
-        future.set_result(work(shard))
+        found = work(shard)
     except BaseException as error:
-        future.set_exception(error)
+        with ending:
+            future.set_exception(error)
         del future  # which the error would keep, and that it: see `results`
-    finally:
-        end()
+    else:
+        with ending:
+            future.set_result(found)
 
 
 def _end(calls: Calls) -> None:
-    for _ in range(2):
+    for _ in range(THREADS):
         calls.put(None)

@@ -1,9 +1,14 @@
 """Notices a batch that does not end: a kernel, a driver or a lock on which the device's thread waits for ever."""
 
 import asyncio
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from tei_grpc.engine.flight import SHARD
 
 TICK_SECONDS = 1.0
 SLACK = 20  # how much slower than measured at start a batch may be on a machine that is healthy, but busy
@@ -50,3 +55,11 @@ class Watchdog:
             if is_hung != self.is_hung:
                 self.is_hung = is_hung
                 self._follow(is_hung)
+
+
+def stacks(device: threading.Thread) -> str:
+    """Where the device's thread is, and all that compute for it."""
+    frames = sys._current_frames()
+    threads = [each for each in threading.enumerate() if each is device or each.name.startswith(SHARD)]
+    found = [(each.name, frames[each.ident]) for each in threads if each.ident in frames]
+    return "".join(line for name, frame in found for line in (f"{name}:\n", *traceback.format_stack(frame)))

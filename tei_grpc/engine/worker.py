@@ -2,20 +2,18 @@
 
 import asyncio
 import logging
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.device import Deliver
-from tei_grpc.engine.flight import SHARD, Flight
+from tei_grpc.engine.flight import Flight
 from tei_grpc.engine.queue import Admission, Queue
-from tei_grpc.engine.watchdog import TICK_SECONDS, Watchdog
+from tei_grpc.engine.watchdog import TICK_SECONDS, Watchdog, stacks
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, TeiError, UnavailableError, reason_of
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
@@ -138,18 +136,23 @@ class Worker:
     def _serve(self, runner: "Runner") -> None:
         """Form batches as the device can take them: where it works by itself, one more than it runs."""
         while not self._queue.closed:
-            runner.wait_for_room(ROOM_SECONDS)
-            taken = self._queue.take(self._patience(), runner.size(self._queue.max_tokens))
+            has_room = runner.wait_for_room(ROOM_SECONDS)
+            size = runner.size(self._queue.max_tokens)
+            taken = self._queue.take(self._patience(), size) if has_room else None
             if taken is None:
                 self._idle(runner)
                 continue
             self._fail(taken.expired, DeadlineError)
             if taken.batch:
-                ahead, self._flights = self._flights, (*self._flights, Flight(taken.batch, 0, None))  # being started
-                self._flights = (*ahead, self._launch(runner, taken.batch))
-                self._land_due(runner, self._flights[:-1])
+                self._start(runner, taken.batch, size.most)
             self._land_all(runner, but=runner.ahead)
         self._land_all(runner, but=0)
+
+    def _start(self, runner: "Runner", entries: Sequence[Entry], most: int) -> None:
+        ahead = self._flights
+        self._flights = (*ahead, Flight(entries, time.monotonic_ns(), most))  # being started
+        self._flights = (*ahead, self._launch(runner, entries, most))
+        self._land_due(runner, ahead)
 
     def _patience(self) -> float | None:
         """Seconds to wait for entries; while batches run, there is room for another one."""
@@ -176,7 +179,7 @@ class Worker:
         self._land(runner, flight)
         self._flights = tuple(other for other in self._flights if other is not flight)
 
-    def _launch(self, runner: "Runner", entries: Sequence[Entry]) -> Flight:
+    def _launch(self, runner: "Runner", entries: Sequence[Entry], most: int) -> Flight:
         entries = sorted(entries, key=len)  # texts of equal length run together
         started, run = time.monotonic_ns(), None
         try:
@@ -184,7 +187,7 @@ class Worker:
                 run = runner.launch(pack(entries))
         except Exception:
             logger.exception("a batch of %d could not be started", len(entries))
-        return Flight(entries, started, run)
+        return Flight(entries, started, most, run)
 
     def _land(self, runner: "Runner", flight: Flight) -> None:
         """Wait for a batch and deliver it; one that failed is split in halves, so that only the entries at fault fail.
@@ -194,22 +197,22 @@ class Worker:
         """
         outputs, entries = self._collect(runner, flight), flight.entries
         if outputs is not None:
-            self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=self._queue.max_tokens)
+            self._metrics.batch_formed(len(entries), sum(map(len, entries)), budget=flight.most)
             self._call(self._hand_out, outputs)
             self._set_healthy(True)
         elif not self._check(runner) or len(entries) == 1:
             self._fail(entries, lambda: InferenceError("Inference failed"))
         else:
             middle = len(entries) // 2
-            self._land(runner, self._launch(runner, entries[:middle]))
-            self._land(runner, self._launch(runner, entries[middle:]))
+            self._land(runner, self._launch(runner, entries[:middle], flight.most))
+            self._land(runner, self._launch(runner, entries[middle:], flight.most))
 
     def _collect(self, runner: "Runner", flight: Flight) -> list[Output | Failure] | None:
         """None when the batch failed."""
         if flight.run is None:
             return None
         entries, recoveries = flight.entries, runner.recoveries
-        started = max(flight.started_ns, self._landed_ns)  # until then the batch before it ran
+        started = max(flight.started_ns, 0 if self._is_told else self._landed_ns)  # the one before it may be in its way
         try:
             with self._watchdog.running(self._seconds_per_token * sum(map(len, entries))):
                 results = flight.run.collect()
@@ -224,16 +227,10 @@ class Worker:
             logger.exception("a batch of %d failed", len(entries))
             return None
         finally:
-            self._landed_ns = time.monotonic_ns()
-            busy = (self._landed_ns - started) / NS_PER_S
+            now, first = time.monotonic_ns(), min(each.started_ns for each in (flight, *self._flights))
+            busy = (now - max(first, self._landed_ns)) / NS_PER_S  # whichever batches ran
+            self._landed_ns = now
             self._metrics.batch_ended(busy, recoveries=runner.recoveries - recoveries)
-
-    def _stacks(self) -> Iterator[str]:
-        """Where this device's thread is, and all that compute."""
-        frames = sys._current_frames()
-        for thread in threading.enumerate():
-            if (thread is self._thread or thread.name.startswith(SHARD)) and thread.ident in frames:
-                yield from (f"{thread.name}:\n", *traceback.format_stack(frames[thread.ident]))
 
     def _running(self) -> list[Entry]:
         return [entry for flight in self._flights for entry in flight.entries]
@@ -262,7 +259,7 @@ class Worker:
         """Answer all once the batch hangs; when it ends after all, everything goes on."""
         if is_hung:
             running = self._running()
-            logger.error("a batch of %d hangs, at\n%s", len(running), "".join(self._stacks()))
+            logger.error("a batch of %d hangs, at\n%s", len(running), stacks(self._thread))
             self._fail_all(HUNG, self._queue.clear())
             self._call(self._given_up.update, [entry.id for entry in running])
         else:

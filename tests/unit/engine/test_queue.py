@@ -3,11 +3,13 @@
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from tei_grpc.engine.queue import Admission, Queue
+from tei_grpc.engine.queue import ANY, Admission, Queue, Size, Taken
 from tei_grpc.errors import OverloadedError
 from tei_grpc.types import Entry, Kind
 
@@ -195,3 +197,103 @@ def test_entry_wakes_the_taker():
 
 def test_taker_gives_up_after_its_timeout():
     assert Queue(10, None).take(timeout=0.001) is None
+
+
+@contextmanager
+def taker(queue: Queue, size: Size, timeout: float = 10) -> Iterator[list[Taken | None]]:
+    """A thread that waits for a batch; what it got, at the end."""
+    taken: list[Taken | None] = []
+    thread = threading.Thread(target=lambda: taken.append(queue.take(timeout, size)))
+    thread.start()
+    yield taken
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_taker_waits_for_as_many_tokens_as_it_wants():
+    queue = Queue(100, None)
+    with taker(queue, Size(6, 50, 50)) as taken:
+        for id in range(3):
+            queue.put(entry(id, length=2))
+    assert ids(taken[0].batch) == [0, 1, 2]
+
+
+def test_batch_beside_another_has_no_more_tokens_than_it_may():
+    queue = Queue(100, None)
+    for id in range(5):
+        queue.put(entry(id, length=4))
+    assert ids(queue.take(0, Size(6, 10, 10)).batch) == [0, 1]
+    assert ids(queue.take(0, Size(6, 10, 10)).batch) == [2, 3]
+    assert queue.take(0, Size(6, 10, 10)) is None
+    assert ids(queue.take(0).batch) == [4]
+
+
+def test_text_that_is_too_long_for_now_is_not_overtaken():
+    queue = Queue(100, None)
+    queue.put(entry(0, length=51))
+    with taker(queue, Size(6, 50, 50), timeout=0.05) as taken:
+        for id in range(1, 20):
+            queue.put(entry(id, length=5))
+    assert taken == [None]
+    assert ids(queue.take(0).batch) == list(range(10))
+
+
+def test_text_that_follows_one_too_long_leaves_when_that_is_cancelled():
+    queue = Queue(100, None)
+    queue.put(entry(0, length=51))
+    queue.put(entry(1, length=6))
+    with taker(queue, Size(6, 50, 50)) as taken:
+        queue.cancel(0)
+    assert ids(taken[0].batch) == [1]
+
+
+def test_taker_gives_up_in_time_however_much_arrives():
+    queue, id = Queue(100, None), 0
+    queue.put(entry(0, length=51))
+    with taker(queue, Size(6, 50, 50), timeout=0.05) as taken:
+        end = time.monotonic() + 10
+        while not taken and time.monotonic() < end:
+            queue.put(entry(id := id + 1))
+    assert taken == [None]
+    assert time.monotonic() < end
+
+
+def test_taker_that_is_woken_looks_around_once():
+    queue = Queue(100, None)
+    with taker(queue, Size(1, 100, ANY)) as taken:
+        queue.wake()
+    assert taken == [None]
+    with taker(queue, Size(1, 100, ANY)) as taken:
+        queue.put(entry(0))
+    assert ids(taken[0].batch) == [0]
+
+
+def test_waking_nobody_is_not_lost():
+    queue = Queue(100, None)
+    queue.wake()
+    assert queue.take(10) is None
+
+
+def test_tokens_that_wait_are_counted_whatever_becomes_of_them():
+    queue, size = Queue(100, None), Size(6, 50, 50)
+    past = time.monotonic_ns() - 1
+    for id, deadline_ns in enumerate([None, past, None, None]):
+        queue.put(entry(id, length=3, deadline_ns=deadline_ns))
+    queue.cancel(2)
+    assert queue._tokens == 9
+    taken = queue.take(0, size)
+    assert (ids(taken.batch), ids(taken.expired)) == ([0, 3], [1])
+    assert queue.take(0, size) is None
+    for clear in (queue.clear, queue.close):
+        queue.put(entry(4, length=5))
+        assert queue.take(0, size) is None
+        assert ids(clear()) == [4]
+        assert queue._tokens == 0
+
+
+def test_closing_wakes_who_waits_for_more():
+    queue = Queue(100, None)
+    queue.put(entry(0))
+    with taker(queue, Size(6, 50, 50)) as taken:
+        assert ids(queue.close()) == [0]
+    assert taken == [None]

@@ -6,15 +6,27 @@ import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
+from queue import SimpleQueue
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tei_grpc.engine.batch import pack
 from tei_grpc.engine.shards import LEAST_TOKENS, Shards, results
+from tei_grpc.types import Batch, Entry, Kind
 
 HIDDEN = 384
+
+
+def batch(number: int, tokens: int = 1) -> Batch:
+    return pack([Entry(number, Kind.EMBED, np.zeros(tokens, np.int32))])
+
+
+def number(batch: Batch) -> int:
+    return batch.entries[0].id
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +74,12 @@ def test_cores_that_cannot_be_halved_run_batches_whole(threads: int) -> None:
 def test_both_threads_work_at_once_with_half_of_the_cores(shards: Shards) -> None:
     met = threading.Barrier(2, timeout=10)
 
-    def work(number: int) -> tuple[int, int]:
+    def work(shard: Batch) -> tuple[int, int]:
         met.wait()
         torch.ones(1 << 16).sum()  # torch reads what is set when a thread first shares out work
-        return number, torch.get_num_threads()
+        return number(shard), torch.get_num_threads()
 
-    assert results(shards.start(work, [7, 8])) == [(7, 2), (8, 2)]
+    assert results(shards.start(work, [batch(7), batch(8)])) == [(7, 2), (8, 2)]
     assert torch.get_num_threads() == 4
 
 
@@ -82,8 +94,8 @@ def test_threads_to_come_have_all_cores(shards: Shards) -> None:
 def test_error_of_one_shard_comes_after_the_other_has_ended(shards: Shards) -> None:
     began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def work(fails: bool) -> None:
-        if fails:
+    def work(shard: Batch) -> None:
+        if number(shard) == 1:
             began.wait(10)
             threading.Timer(0.2, may_end.set).start()
             raise ValueError("this one")
@@ -92,7 +104,7 @@ def test_error_of_one_shard_comes_after_the_other_has_ended(shards: Shards) -> N
         ended.set()
 
     with pytest.raises(ValueError, match="this one"):
-        results(shards.start(work, [True, False]))
+        results(shards.start(work, [batch(1), batch(2)]))
     assert ended.is_set()
 
 
@@ -102,7 +114,7 @@ def test_error_leaves_nothing_of_its_batch_behind(shards: Shards) -> None:
 
     kept = []
 
-    def work(_: int) -> None:
+    def work(_: Batch) -> None:
         activations = Activations()
         kept.append(weakref.ref(activations))
         raise ValueError
@@ -110,10 +122,71 @@ def test_error_leaves_nothing_of_its_batch_behind(shards: Shards) -> None:
     gc.disable()
     try:
         with suppress(ValueError):
-            results(shards.start(work, [0, 1]))
+            results(shards.start(work, [batch(1), batch(2)]))
         assert [reference() for reference in kept] == [None, None]
     finally:
         gc.enable()
+
+
+class Held:
+    """Work that goes on until it is let go of."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, shard: Batch) -> int:
+        self.began.set()
+        assert self.may_end.wait(10)
+        return number(shard)
+
+
+@pytest.mark.parametrize("lengths", [[64] * 64, [512], [9]])
+def test_batch_that_comes_while_a_thread_works_goes_to_the_other_as_it_is(shards: Shards, lengths: list[int]) -> None:
+    held = Held()
+    running = shards.start(held, [batch(0)])
+    assert shards.cut(lengths) == [list(range(len(lengths)))]
+    assert results(shards.start(number, [batch(1)])) == [1]
+    held.may_end.set()
+    assert results(running) == [0]
+
+
+def test_room_is_there_while_a_thread_has_nothing_to_do(shards: Shards) -> None:
+    first, second = Held(), Held()
+    assert shards.wait(0, timeout=0)
+    running = shards.start(first, [batch(0, tokens=3)])
+    assert shards.wait(1, timeout=0)
+    also = shards.start(second, [batch(1, tokens=4)])
+    assert not shards.wait(1, timeout=0.001)
+    assert (shards.busy, shards.tokens) == (2, 7)
+    first.may_end.set()
+    assert shards.wait(1, timeout=10)
+    assert (shards.busy, shards.tokens) == (1, 4)
+    second.may_end.set()
+    assert shards.wait(0, timeout=10)
+    assert results(running) + results(also) == [0, 1]
+
+
+def test_shard_that_has_answered_is_no_longer_under_way(shards: Shards) -> None:
+    for _ in range(300):
+        results(shards.start(number, [batch(0), batch(1)]))
+        assert shards.busy == 0
+
+
+def test_who_waits_is_woken_when_answers_are_there_or_an_error(shards: Shards) -> None:
+    woken: SimpleQueue[bool] = SimpleQueue()
+    held = Held()
+
+    def fail(shard: Batch) -> int:
+        held(shard)
+        raise ValueError
+
+    shards.wake = lambda: woken.put(futures[0].done() and shards.busy == 0)
+    for work in (held, fail):
+        held.may_end.clear()
+        futures = shards.start(work, [batch(0)])
+        held.may_end.set()
+        assert woken.get(timeout=10)
+    shards.wake = lambda: None
 
 
 def test_threads_end_with_their_shards() -> None:

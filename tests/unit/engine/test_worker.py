@@ -5,52 +5,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 import torch
 
 from tei_grpc.config import EngineConfig
-from tei_grpc.engine import flight, watchdog, worker
+from tei_grpc.engine import flight, worker
 from tei_grpc.engine.flight import Started
 from tei_grpc.errors import DeadlineError, InferenceError, StartupError, UnavailableError
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.metrics import Metrics
-from tei_grpc.types import Batch, Entry, Failure, Kind, Output
+from tei_grpc.types import Batch, Entry, Output
 from tests import folders
 from tests.fakes import FakeDevice, FakeRunner, answer, row
 from tests.samples import sample
+from tests.unit.engine.desk import entry
 
 BAD = 13
-
-
-class Desk:
-    """Where a device delivers: nothing may come twice."""
-
-    def __init__(self) -> None:
-        self.results: dict[int, Output | Failure] = {}
-        self.states: list[bool] = []
-        self._changed = asyncio.Event()
-
-    def deliver(self, results: Sequence[Output | Failure]) -> None:
-        for result in results:
-            assert result.id not in self.results
-            self.results[result.id] = result
-        self._changed.set()
-
-    def follow(self, healthy: bool) -> None:
-        self.states.append(healthy)
-        self._changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-    def errors(self) -> dict[int, type[Exception]]:
-        return {id: type(result.error) for id, result in self.results.items() if isinstance(result, Failure)}
 
 
 class Sick(FakeRunner):
@@ -75,28 +47,6 @@ def fussy(entry: Entry):
     if entry.id == BAD:
         raise ValueError("/secret/path")
     return answer(entry)
-
-
-def entry(id: int, length: int = 2, deadline_ns: int | None = None) -> Entry:
-    return Entry(id, Kind.EMBED, np.full(length, id, np.int32), deadline_ns=deadline_ns, queued_ns=time.monotonic_ns())
-
-
-@pytest.fixture
-def device_over(tmp_path):
-    folder = folders.embedder(tmp_path)
-
-    @asynccontextmanager
-    async def started(runner: FakeRunner, metrics: Metrics | None = None, **options):
-        config = EngineConfig(model_id=str(folder), **options)
-        device, desk = FakeDevice(read_model_config(folder, config), config, metrics, runner), Desk()
-        await device.start(desk.deliver, desk.follow)
-        try:
-            yield device, desk
-        finally:
-            runner.gate.set()
-            await device.stop()
-
-    return started
 
 
 async def held_back(device: FakeDevice, runner: FakeRunner, entries: Sequence[Entry]) -> None:
@@ -465,13 +415,6 @@ async def test_batch_that_succeeds_turns_health_back(device_over, monkeypatch):
         runner.cured = True
         device.submit(entry(2))
         await desk.until(lambda: desk.states == [False, True])
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """Options and a pace by which a batch hangs after a few hundredths of a second."""
-    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
-    return {"runner_timeout": 0.03}
 
 
 async def test_hanging_batch_fails_for_good_what_waits_for_now_and_health_turns(device_over, impatient):

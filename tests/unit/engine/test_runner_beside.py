@@ -1,0 +1,135 @@
+"""Batches that run side by side on a real, tiny model: how large they may be, what they answer, who waits for whom."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tei_grpc import cpus
+from tei_grpc.config import EngineConfig
+from tei_grpc.engine.batch import pack
+from tei_grpc.engine.queue import ANY, Size
+from tei_grpc.engine.runner import LEAST_BESIDE, Runner
+from tei_grpc.loading.model_config import read_model_config
+from tei_grpc.types import Batch, Entry, Kind
+from tests.checkpoints import bert_t
+
+BUDGET = 2048
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bert_t(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(folder: Path, monkeypatch: pytest.MonkeyPatch, cores: int = 2) -> Runner:
+    monkeypatch.setattr(cpus, "available", lambda: cores)
+    config = EngineConfig(model_id=str(folder))
+    return Runner(read_model_config(folder, config), config)
+
+
+def batch(first: int, *lengths: int) -> Batch:
+    ids = [np.arange(first + row, first + row + length, dtype=np.int32) % 80 + 5 for row, length in enumerate(lengths)]
+    return pack([Entry(row, Kind.EMBED_ALL, text) for row, text in enumerate(ids)])
+
+
+@contextmanager
+def one_half_at_work(runner: Runner, tokens: int = 1) -> Iterator[list[Future[str]]]:
+    """While the block runs."""
+    may_end = threading.Event()
+
+    def work(_: Batch) -> str:
+        assert may_end.wait(10)
+        return "ended"
+
+    try:
+        yield runner._shards.start(work, [batch(0, tokens)])
+    finally:
+        may_end.set()
+        runner._shards.wait(0)
+
+
+def values(answers: object) -> list[bytes]:
+    return [array.tobytes() for (array,) in answers]
+
+
+def test_batches_that_run_at_the_same_time_answer_bit_by_bit_what_each_answers_alone(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, batches = load(bert, monkeypatch), [batch(0, *range(3, 35)), batch(7, *[30] * 11)]
+    with one_half_at_work(runner):
+        alone = [values(runner.launch(each).collect()) for each in batches]
+    met, answer = threading.Barrier(2, timeout=10), runner._answer
+    monkeypatch.setattr(runner, "_answer", lambda shard: (met.wait(), answer(shard))[1])
+    for _ in range(5):
+        with one_half_at_work(runner):
+            started = [runner.launch(each) for each in batches]
+        assert [values(each.collect()) for each in started] == alone
+
+
+def test_batch_of_an_idle_device_may_have_all_tokens(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(bert, monkeypatch)
+    assert (runner.size(BUDGET), runner.ahead) == (Size(1, BUDGET, ANY), 0)
+
+
+@pytest.mark.parametrize(
+    ("under_way", "budget", "least", "most"),
+    [
+        (300, BUDGET, LEAST_BESIDE, BUDGET // 2),
+        (BUDGET // 2, BUDGET, LEAST_BESIDE, BUDGET // 2),
+        (1400, BUDGET, LEAST_BESIDE, BUDGET - 1400),
+        (1900, BUDGET, BUDGET - 1900, BUDGET - 1900),
+        (100, 2 * LEAST_BESIDE - 2, LEAST_BESIDE - 1, LEAST_BESIDE - 1),
+    ],
+)
+def test_two_batches_have_no_more_tokens_than_one_may(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, under_way: int, budget: int, least: int, most: int
+) -> None:
+    runner = load(bert, monkeypatch)
+    with one_half_at_work(runner, tokens=under_way):
+        assert runner.size(budget) == Size(least, most, most)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_batches_run_one_after_the_other_where_cores_cannot_be_halved(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    runner = load(bert, monkeypatch, cores)
+    started = runner.launch(batch(0, *[30] * 11))
+    assert started.is_done()
+    assert (runner.size(BUDGET), runner.ahead, runner.wait_for_room(0)) == (Size(1, BUDGET, ANY), 0, True)
+    assert [array.shape for (array,) in started.collect()] == [(30, 32)] * 11
+
+
+@pytest.mark.parametrize("does", ["check", "run again"])
+def test_what_all_cores_run_waits_until_nothing_else_runs(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    """Behind a check a failed batch is tried again, in halves that may be large; float32 takes twice the memory."""
+    runner, waits, found = load(bert, monkeypatch), threading.Event(), []
+    wait, compute = runner._shards.wait, runner._compute
+    monkeypatch.setattr(runner._shards, "wait", lambda most: (waits.set(), wait(most))[1])
+    monkeypatch.setattr(runner, "_compute", lambda *args, **plain: found.append(busy()) or compute(*args, **plain))
+
+    def busy() -> int:
+        return runner._shards.busy
+
+    with ThreadPoolExecutor(1) as device:
+        with one_half_at_work(runner):
+            entry = batch(0, 9).entries[0]
+            done = device.submit(runner.check) if does == "check" else device.submit(runner._run_again, entry)
+            assert waits.wait(10)
+        done.result(10)
+    assert found == [0]
