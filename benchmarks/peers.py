@@ -4,6 +4,7 @@ It runs in the environment of the peers, too, so it imports nothing of ours but 
 """
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -22,19 +23,14 @@ Run = Callable[[list[dict[str, np.ndarray]]], list[np.ndarray]]  # padded batche
 
 
 def open_ours(folder: Path, threads: int, dtype: str) -> Encode:
-    """The engine, every text a call of its own; it finds out by itself how many threads it may have."""
+    """The engine, with a list of texts as all others; it finds out by itself how many threads it may have."""
     from tei_grpc.config import EngineConfig
     from tei_grpc.engine.engine import Engine
-    from tei_grpc.types import Caller
 
-    loop, waiting = asyncio.Runner(), Caller(waits=True)
+    loop = asyncio.Runner()
     engine = Engine(EngineConfig(model_id=str(folder), dtype=dtype))
     loop.run(engine.start())
-
-    async def embed(texts: Sequence[str]) -> np.ndarray:
-        return np.stack([r.embeddings for r in await asyncio.gather(*(engine.embed(t, caller=waiting) for t in texts))])
-
-    return lambda texts: loop.run(embed(texts))
+    return lambda texts: loop.run(engine.embed_many(texts)).embeddings
 
 
 def open_sentence_transformers(folder: Path, threads: int, dtype: str) -> Encode:
@@ -184,6 +180,7 @@ def main() -> None:
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     workloads: dict[str, list[str]] = json.loads(Path(texts_file).read_text())
     encode = OPENERS[name](Path(folder), len(cores.split(",")), dtype)
+    gc.freeze()  # as our server does, for all: what is loaded is not garbage
     _say(answers, {"ready": True})
     for line in sys.stdin:
         order = json.loads(line)

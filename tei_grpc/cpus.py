@@ -14,6 +14,8 @@ ENVIRONMENT = {
     # event loop, tokenizer threads or other processes, spinning keeps away just the thread that is waited for, while to
     # sleep at once makes each of a small batch's hundred short products wait for a thread to wake up.
     "GOMP_SPINCOUNT": "3000",
+    # A batch is tokenized on the thread that asks for it: there are threads for many.
+    "TOKENIZERS_PARALLELISM": "false",
     # Kernels that are kept, about a megabyte each, in two caches; 1024 by default.
     "LRU_CACHE_CAPACITY": "64",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",

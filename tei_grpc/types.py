@@ -178,6 +178,14 @@ class EmbedResult:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedManyResult:
+    """One vector per input."""
+
+    embeddings: Floats  # [inputs, dim]
+    metadata: Metadata  # of all together; the average of their times
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedAllResult:
     """One vector per token."""
 

@@ -10,6 +10,7 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine import finish, validation
 from tei_grpc.engine.device import Device
 from tei_grpc.engine.info import describe
+from tei_grpc.engine.inputs import as_input, as_scored
 from tei_grpc.engine.line import Line, Loaded
 from tei_grpc.engine.queue import Admission
 from tei_grpc.engine.request import Books, Request
@@ -24,6 +25,7 @@ from tei_grpc.metrics import Metrics
 from tei_grpc.types import (
     Caller,
     EmbedAllResult,
+    EmbedManyResult,
     EmbedResult,
     EmbedSparseResult,
     Info,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-UNARY = Caller()
+UNARY, WAITING = Caller(), Caller(waits=True)
 SCORING = Scoring()
 
 
@@ -142,7 +144,7 @@ class Engine:
         """One pooled vector [dimensions], float32; of unit length if `normalize`."""
         with self._request(caller, Kind.EMBED) as request:
             loaded = self._checked()
-            input = _input(input)
+            input = as_input(input)
             validation.check_kind(loaded.model, Kind.EMBED, normalize=normalize)
             validation.check_input(loaded.model, input)
             validation.check_dimensions(dimensions, loaded.facts.embedding_size)
@@ -151,11 +153,32 @@ class Engine:
             request.succeed(answer.metadata)
             return EmbedResult(vector, answer.metadata)
 
+    async def embed_many(
+        self, inputs: Sequence[Input | str], *, normalize: bool = True, dimensions: int | None = None
+    ) -> EmbedManyResult:
+        """Pooled vectors of many inputs, float32 [inputs, dimensions], in their order.
+
+        They are what `embed` gives for each, sooner, because inputs are tokenized many at a time. Each waits for a
+        permit of its own; the first that fails decides the error.
+        """
+        with self._request(WAITING, Kind.EMBED, "batch") as request:
+            loaded = self._checked()
+            validation.check_some(inputs, "inputs")
+            validation.check_kind(loaded.model, Kind.EMBED, normalize=normalize)
+            validation.check_dimensions(dimensions, loaded.facts.embedding_size)
+            given = [as_input(input) for input in inputs]
+            for input in given:
+                validation.check_input(loaded.model, input)
+            answers, metadata = await self._line.answer_all(loaded, Kind.EMBED, given, WAITING)
+            vectors = [answer.output.arrays[0] for answer in answers]
+            request.succeed(metadata)
+            return EmbedManyResult(finish.embeddings(vectors, normalize=normalize, dimensions=dimensions), metadata)
+
     async def embed_all(self, input: Input | str, *, caller: Caller = UNARY) -> EmbedAllResult:
         """One vector per token [tokens, hidden], float32; special tokens included, never normalized."""
         with self._request(caller, Kind.EMBED_ALL) as request:
             loaded = self._checked()
-            input = _input(input)
+            input = as_input(input)
             validation.check_kind(loaded.model, Kind.EMBED_ALL)
             validation.check_input(loaded.model, input)
             answer = await self._line.answer(loaded, Kind.EMBED_ALL, input, caller)
@@ -166,7 +189,7 @@ class Engine:
         """The non-zero entries of one vocabulary-sized vector."""
         with self._request(caller, Kind.EMBED_SPARSE) as request:
             loaded = self._checked()
-            input = _input(input)
+            input = as_input(input)
             validation.check_kind(loaded.model, Kind.EMBED_SPARSE)
             validation.check_input(loaded.model, input)
             answer = await self._line.answer(loaded, Kind.EMBED_SPARSE, input, caller)
@@ -182,7 +205,7 @@ class Engine:
             loaded = self._checked()
             texts = (texts,) if isinstance(texts, str) else texts
             validation.check_arity(texts)
-            input = _scored(*texts, scoring=scoring)
+            input = as_scored(*texts, scoring=scoring)
             validation.check_kind(loaded.model, Kind.PREDICT)
             validation.check_input(loaded.model, input)
             answer = await self._line.answer(loaded, Kind.PREDICT, input, caller)
@@ -202,7 +225,7 @@ class Engine:
         validation.check_some(texts)
         with self.reranking(caller) as reranking:
             validation.check_texts(texts, self.config.max_client_batch_size)
-            inputs = [_scored(query, text, scoring=scoring) for text in texts]
+            inputs = [as_scored(query, text, scoring=scoring) for text in texts]
             scores = await all_in_order([reranking.score(input) for input in inputs])
             result = reranking.rank(scores, raw_scores=scoring.raw_scores)
             reranking.succeed(result)
@@ -274,11 +297,3 @@ def _local_device(model: ModelConfig, config: EngineConfig, metrics: Metrics) ->
     from tei_grpc.engine.worker import Worker  # only a process that runs the model needs it
 
     return Worker(model, config, metrics)
-
-
-def _input(input: Input | str) -> Input:
-    return Input(input) if isinstance(input, str) else input
-
-
-def _scored(text: str, pair: str | None = None, *, scoring: Scoring) -> Input:
-    return Input(text, pair, truncate=scoring.truncate, truncation_direction=scoring.truncation_direction)

@@ -13,6 +13,17 @@ def embedding(vector: Floats, *, normalize: bool, dimensions: int | None) -> Flo
     return unit(vector) if normalize else vector
 
 
+def embeddings(found: Sequence[Floats], *, normalize: bool, dimensions: int | None) -> Floats:
+    """`embedding` of each vector [dim], one below the other."""
+    vectors: Floats = np.stack([vector[:dimensions] for vector in found])
+    if not normalize:
+        return vectors
+    wide = vectors.astype(np.float64)
+    lengths = np.sqrt(np.einsum("rd,rd->r", wide, wide))
+    scaled: Floats = (wide / np.where(lengths == 0.0, 1.0, lengths)[:, None]).astype(np.float32)
+    return scaled
+
+
 def unit(vector: Floats) -> Floats:
     """`vector` [dim] / its Euclidean norm, the norm summed in float64; the zero vector stays zero."""
     square = float(np.dot(wide := vector.astype(np.float64), wide))

@@ -7,12 +7,14 @@ from itertools import count
 from typing import NamedTuple
 
 from tei_grpc.engine.device import Device
-from tei_grpc.engine.reranking import Answer
+from tei_grpc.engine.reranking import Answer, summarize
 from tei_grpc.engine.tokenizer import Tokenizer
 from tei_grpc.errors import DeadlineError
 from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
 from tei_grpc.types import Caller, Encoding, Entry, Failure, Input, Kind, Metadata, ModelFacts, Output
+
+TOGETHER = 64  # inputs that are tokenized in one go: long enough to be worth a hop to a thread, and soon on the device
 
 
 class Loaded(NamedTuple):
@@ -22,6 +24,16 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer
     device: Device
     facts: ModelFacts
+
+
+class Sent(NamedTuple):
+    """An input under way."""
+
+    input: Input
+    encoding: Encoding
+    entry: Entry
+    future: asyncio.Future[Output]
+    started_ns: int
 
 
 class Line:
@@ -51,6 +63,54 @@ class Line:
             return Answer(output, metadata)
         finally:
             loaded.device.release()
+
+    async def answer_all(
+        self, loaded: Loaded, kind: Kind, inputs: Sequence[Input], caller: Caller
+    ) -> tuple[list[Answer], Metadata]:
+        """As `answer`, for many, in their order, tokenized some at a time; the first that fails decides the error.
+
+        Each has a permit of its own, for which it waits. Nothing is left under way.
+        """
+        sent: list[Sent] = []
+        begun = time.monotonic_ns()
+        try:
+            for start in range(0, len(inputs), TOGETHER):
+                some = inputs[start : start + TOGETHER]
+                started = time.monotonic_ns()
+                _check_deadline(caller, started)
+                for input, encoding in zip(some, await loaded.tokenizer.encode_all(some), strict=True):
+                    sent.append(await self._send(loaded.device, kind, input, encoding, caller, started))
+            answers = [self._answered(one, await one.future, kind) for one in sent]
+            return answers, summarize([answer.metadata for answer in answers], time.monotonic_ns() - begun)
+        finally:
+            for one in sent:
+                if one.future.cancel():
+                    loaded.device.cancel(one.entry.id)
+
+    async def _send(
+        self, device: Device, kind: Kind, input: Input, encoding: Encoding, caller: Caller, started: int
+    ) -> "Sent":
+        """Permit -> queue; the permit is given back when the future ends."""
+        self._metrics.input_started(kind)
+        turn = device.admit(waits=True)
+        if turn is not None:
+            await turn
+        future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: device.release())
+        entry = _entry(next(self._ids), kind, encoding, caller, time.monotonic_ns())
+        self._metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
+        self._pending[entry.id] = future
+        try:
+            device.submit(entry)
+        except BaseException:
+            future.cancel()
+            raise
+        return Sent(input, encoding, entry, future, started)
+
+    def _answered(self, one: "Sent", output: Output, kind: Kind) -> Answer:
+        metadata = _metadata(one.input, one.encoding, output, one.started_ns, one.entry.queued_ns)
+        self._metrics.input_succeeded(kind, metadata)
+        return Answer(output, metadata)
 
     def deliver(self, results: Sequence[Output | Failure]) -> None:
         """Hand outputs to those who wait for them."""

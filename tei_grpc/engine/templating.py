@@ -15,7 +15,7 @@ def encode_pair(tokenizer: tokenizers.Tokenizer, template: PairTemplate, input: 
     Only the document is ever cut. What stays longer than `limit` is too long without any document.
     """
     text, start, stop = template.fill(input.text, input.pair or "")
-    encoding = tokenizer.encode(text, add_special_tokens=False)
+    encoding = encode_unlocked(tokenizer, text)
     ids: list[int] = encoding.ids
     if len(ids) <= limit or not input.truncate:
         return Encoding(np.array(ids, np.int32))
@@ -25,6 +25,13 @@ def encode_pair(tokenizer: tokenizers.Tokenizer, template: PairTemplate, input: 
     closing: list[int] = tokenizer.encode(template.suffix, add_special_tokens=False).ids
     kept = _cut(ids[head : len(ids) - tail], max(0, limit - head - len(closing)), input.truncation_direction)
     return Encoding(np.array(ids[:head] + kept + closing, np.int32), is_cut=True)
+
+
+def encode_unlocked(
+    tokenizer: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False
+) -> tokenizers.Encoding:
+    """As the tokenizer's `encode`, which keeps the interpreter from all other threads; `encode_batch` does not."""
+    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _cut(ids: list[int], length: int, direction: TruncationDirection) -> list[int]:

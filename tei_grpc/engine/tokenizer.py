@@ -16,7 +16,7 @@ from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine import validation
 from tei_grpc.engine.request import task_is_cancelled
-from tei_grpc.engine.templating import encode_pair
+from tei_grpc.engine.templating import encode_pair, encode_unlocked
 from tei_grpc.errors import TeiError, TokenizationError, UnavailableError, is_failure
 from tei_grpc.loading.chat_template import PairTemplate
 from tei_grpc.loading.failures import library_errors
@@ -58,6 +58,11 @@ class Tokenizer:
         """The input as the model will see it. Raises ValidationError, TokenizationError."""
         return await self._run(input.chars + self._added_chars, lambda: self._encode(input))
 
+    async def encode_all(self, inputs: Sequence[Input]) -> list[Encoding]:
+        """As `encode`, together. Raises what it raises for the first one that has an error."""
+        chars = sum(input.chars + self._added_chars for input in inputs)
+        return await self._run(chars, lambda: [self._encode(input) for input in inputs])
+
     async def tokenize(
         self, text: str, form: Form[T], *, add_special_tokens: bool = True, prompt_name: str | None = None
     ) -> T:
@@ -95,8 +100,8 @@ class Tokenizer:
             return self._encode_templated(self._model.template, input)
         prompt = "" if input.pair is not None else validation.resolve_prompt(self._model, input.prompt_name)
         text, pair = self._cut(input)
-        first = self._tokenizer.encode(self._cased(prompt + text), add_special_tokens=False)
-        second = None if pair is None else self._tokenizer.encode(self._cased(pair), add_special_tokens=False)
+        first = encode_unlocked(self._tokenizer, self._cased(prompt + text))
+        second = None if pair is None else encode_unlocked(self._tokenizer, self._cased(pair))
         limit, whole, tokens = self._model.max_input_length, len(first), _tokens(first, second)
         if input.truncate:
             truncate(self._tokenizer, first, second, limit, input.truncation_direction)
@@ -139,7 +144,7 @@ class Tokenizer:
 
     def _tokenize(self, text: str, add_special_tokens: bool) -> Iterator[SimpleToken]:
         cased = self._cased(text)
-        encoding = self._tokenizer.encode(cased, add_special_tokens=add_special_tokens)
+        encoding = encode_unlocked(self._tokenizer, cased, add_special_tokens=add_special_tokens)
         source = text if len(text) == len(cased) else cased  # a few letters change their length with their case
         return simple_tokens(self._tokenizer, encoding, source)
 

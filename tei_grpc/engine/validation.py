@@ -119,10 +119,10 @@ def check_arity(texts: Sequence[str]) -> None:
         raise ValidationError(f"`inputs` must have a single or two elements. Given: {len(texts)}", prefixed=False)
 
 
-def check_some(texts: Sequence[object]) -> None:
-    """A Rerank call has texts."""
+def check_some(texts: Sequence[object], name: str = "texts") -> None:
+    """A call for many has some."""
     if not texts:
-        raise ValidationError("`texts` cannot be empty", prefixed=False)
+        raise ValidationError(f"`{name}` cannot be empty", prefixed=False)
 
 
 def check_texts(texts: Sequence[str], max_client_batch_size: int) -> None:
