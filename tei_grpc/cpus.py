@@ -45,6 +45,13 @@ def tune_process() -> None:
         mallopt(M_ARENA_MAX, HEAPS)
 
 
+def give_memory_back() -> None:
+    """Hand what this process has freed back to the system, where glibc would keep it for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # which macOS and musl lack
+    if trim is not None:
+        trim(0)
+
+
 def available() -> int:
     """Cores that the scheduler lets this process run on, at most the cgroup's quota (version 2 or 1), rounded up."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

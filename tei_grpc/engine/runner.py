@@ -176,6 +176,7 @@ class Runner:
         if self.workspace is not None:
             self._run_long()
             report(self.workspace, watch, tried=self._tried, most=max(budget, self._max_input_length))
+        cpus.give_memory_back()  # batches were tried that are larger than those to come
         return budget
 
     def _run_long(self) -> None:

@@ -106,3 +106,12 @@ def test_saturated_scores_are_ranked_by_their_logits():
 def test_rank_score_is_the_sigmoid_unless_raw():
     assert finish.ranks(floats(0), raw_scores=False)[0].score == 0.5
     assert finish.ranks(floats(0), raw_scores=True)[0].score == 0
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_many_vectors_are_finished_like_each_of_them(normalize: bool) -> None:
+    found = [floats(3, 4, 12), floats(0, 0, 5), floats(1e-20, 0, 1), floats(1e20, 1e20, 1)]
+    together = finish.embeddings(found, normalize=normalize, dimensions=2)
+    for vector, row in zip(found, together, strict=True):
+        expected = finish.embedding(vector, normalize=normalize, dimensions=2)
+        np.testing.assert_allclose(row, expected, rtol=1e-7)

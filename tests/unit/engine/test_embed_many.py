@@ -1,0 +1,92 @@
+"""A list of texts in one call: the same vectors in the same order, whatever ends it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tei_grpc.errors import InferenceError, ValidationError
+from tei_grpc.types import Input
+from tests import folders
+from tests.fakes import FakeRunner, answer, fake_engine
+from tests.samples import endings, sample
+
+PERMITS = 512  # by default
+TEXTS = [f"{'hello ' * (number % 7 + 1)}world" for number in range(300)]
+
+
+async def test_list_gets_what_its_texts_get_one_by_one(tmp_path) -> None:
+    async with fake_engine(folders.embedder(tmp_path)) as (engine, _):
+        for options in ({}, {"normalize": False}, {"dimensions": 3}):
+            alone = [(await engine.embed(text, **options)).embeddings for text in TEXTS[:20]]
+            together = (await engine.embed_many(TEXTS[:20], **options)).embeddings
+            assert together.dtype == np.float32
+            np.testing.assert_allclose(together, np.stack(alone), rtol=1e-7)
+
+
+async def test_list_may_be_longer_than_there_are_permits(tmp_path) -> None:
+    async with fake_engine(folders.embedder(tmp_path), max_concurrent_requests=8) as (engine, device):
+        found = (await engine.embed_many(TEXTS, normalize=False)).embeddings
+        alone = [(await engine.embed(text, normalize=False)).embeddings for text in TEXTS[:7]]
+        assert device.free_permits == 8
+    np.testing.assert_array_equal(found, np.stack(alone)[np.arange(300) % 7])
+
+
+async def test_list_is_one_request_and_as_many_inputs(tmp_path) -> None:
+    async with fake_engine(folders.embedder(tmp_path)) as (engine, _):
+        result = await engine.embed_many(TEXTS[:20])
+        assert endings(engine.metrics) == {"batch": 1}
+        assert sample(engine.metrics, "te_embed_count_total") == 20
+        assert sample(engine.metrics, "te_embed_success_total") == 20
+    assert result.metadata.compute_chars == sum(map(len, TEXTS[:20]))
+
+
+async def test_zero_vector_stays_zero(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.answer = lambda entry: (np.zeros(8, np.float32),)
+    async with fake_engine(folders.embedder(tmp_path), runner) as (engine, _):
+        assert (await engine.embed_many(["a", "b"])).embeddings.tolist() == [[0.0] * 8] * 2
+
+
+async def test_bad_text_is_named_before_any_work(tmp_path) -> None:
+    runner = FakeRunner()
+    async with fake_engine(folders.embedder(tmp_path), runner) as (engine, _):
+        with pytest.raises(ValidationError, match="empty"):
+            await engine.embed_many(["a", ""])
+        with pytest.raises(ValidationError, match="`inputs` cannot be empty"):
+            await engine.embed_many([])
+        assert runner.batches == []
+
+
+async def test_first_that_fails_decides_and_the_rest_leaves_the_queue(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.answer = lambda entry: InferenceError("this one") if len(entry) == 5 else answer(entry)
+    async with fake_engine(folders.embedder(tmp_path), runner) as (engine, device):
+        with pytest.raises(InferenceError, match="this one"):
+            await engine.embed_many(TEXTS)
+        await asyncio.sleep(0)  # what has been cancelled gives its permits back
+        assert device.free_permits == PERMITS
+        assert endings(engine.metrics) == {"inference": 1}
+
+
+async def test_cancelled_list_leaves_the_queue(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.gate.clear()
+    async with fake_engine(folders.embedder(tmp_path), runner) as (engine, device):
+        task = asyncio.ensure_future(engine.embed_many(TEXTS))
+        await asyncio.to_thread(runner.running.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0)
+        assert device.free_permits == PERMITS
+        assert device.waiting == 0
+        runner.gate.set()
+
+
+async def test_too_long_text_fails_unless_it_is_truncated(tmp_path) -> None:
+    long = "hello " * 600
+    async with fake_engine(folders.embedder(tmp_path)) as (engine, _):
+        with pytest.raises(ValidationError, match="tokens"):
+            await engine.embed_many(["a", long])
+        assert len((await engine.embed_many(["a", Input(long, truncate=True)])).embeddings) == 2
