@@ -133,18 +133,18 @@ def write_quantize(dtype: str) -> int:
 
 
 def write_dequantize(dtype: str, *, has_bias: bool, is_gelu: bool) -> int:
-    """OUTPUT = GELU(INPUT * SCALES + BIAS), of `dtype` from float32; without GELU or BIAS where there is none."""
+    """INPUT, in place: GELU(INPUT * SCALES + BIAS), without GELU or BIAS where there is none."""
     rows = Rows(f"dequantize_{dtype}{'_bias' * has_bias}{'_gelu' * is_gelu}")
     code, element = rows.code, ELEMENTS[dtype]
     bias = rows.row(Slot.BIAS, FLOAT)
 
     def write(row: Value) -> None:
-        values, output = rows.row(Slot.INPUT, FLOAT, row), rows.row(Slot.OUTPUT, element, row)
+        values = rows.row(Slot.INPUT, element, row)
         scale = code.spread(code.build.load(code.at(code.pointer(code.argument(Slot.SCALES), FLOAT), row)))
         with code.loop(0, rows.size, code.lanes) as place:
             term = code.load(code.at(bias, place)) if has_bias else code.floats(0.0)
             y = code.fma(code.load(code.at(values, place)), scale, term)
-            code.store(_gelu(code, y) if is_gelu else y, code.at(output, place))
+            code.store(_gelu(code, y) if is_gelu else y, code.at(values, place))
 
     return rows.compile(write)
 

@@ -79,19 +79,17 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor] | None:
     return values, scales
 
 
-def dequantize(y: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation | None, output: Tensor) -> bool:
-    """Write activation(y * scales + bias) to `output` [rows, out]; False: torch is to do it.
+def dequantize(y: Tensor, scales: Tensor, bias: Tensor | None, activation: Activation | None) -> bool:
+    """Make `y` [rows, out], in place, activation(y * scales + bias); False: torch is to do it.
 
-    `y` is float32 [rows, out], `scales` float32 [rows, 1], `bias` float32 [out] or None.
+    `scales` are float32 [rows, 1], `bias` float32 [out] or None.
     """
     if activation not in (None, GELU):
         return False
-    kernel = _find(f"dequantize{'_bias' * (bias is not None)}{'_gelu' * (activation is GELU)}", output.dtype)
+    kernel = _find(f"dequantize{'_bias' * (bias is not None)}{'_gelu' * (activation is GELU)}", y.dtype)
     if kernel is None or not kernel.fits(y):
         return False
-    kernel(
-        y, SCALES=scales, BIAS=scales if bias is None else bias, OUTPUT=output
-    )  # where there is none, it is not read
+    kernel(y, SCALES=scales, BIAS=scales if bias is None else bias)  # where there is none, it is not read
     return True
 
 
@@ -143,11 +141,10 @@ def _is_quantize(kernel: RowKernel, _: str, dtype: torch.dtype) -> bool:
 
 
 def _is_dequantize(kernel: RowKernel, kind: str, dtype: torch.dtype) -> bool:
-    y, scales, bias = _sample(0, *SAMPLE), _sample(1, SAMPLE[0], 1), _sample(2, SAMPLE[1])
-    output = torch.empty(SAMPLE, dtype=dtype)
-    kernel(y, SCALES=scales, BIAS=bias, OUTPUT=output)
-    expected = y * scales + (bias if "bias" in kind else 0)
-    return _is_close(output, functional.gelu(expected) if "gelu" in kind else expected)
+    y, scales, bias = _sample(0, *SAMPLE).to(dtype), _sample(1, SAMPLE[0], 1), _sample(2, SAMPLE[1])
+    expected = y.float() * scales + (bias if "bias" in kind else 0)
+    kernel(y, SCALES=scales, BIAS=bias)
+    return _is_close(y, functional.gelu(expected) if "gelu" in kind else expected)
 
 
 def _sample(seed: int, *shape: int) -> Tensor:
