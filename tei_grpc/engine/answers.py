@@ -51,10 +51,10 @@ class Piece(NamedTuple):
 
 
 class Answerer(NamedTuple):
-    """Answers one kind: `compute` works on the device, for some texts; `read` takes what a text got, on the host."""
+    """Answers one kind: `compute` works on the device, for some texts; `read` takes what they got, on the host."""
 
     compute: Callable[[Encoded, Sequence[int]], Iterator[Piece]]
-    read: Callable[[Entry, Tensor], Answer]
+    read: Callable[[Sequence[Entry], Piece], list[Answer]]
 
 
 def answerers(
@@ -63,20 +63,20 @@ def answerers(
     """Of every kind that the model answers; `modules` run on pooled vectors. Raises StartupError."""
     pooling, heads = config.pooling, config.token_heads
     if not pooling:
-        return {Kind.PREDICT: Answerer(partial(_logits, model), _read_row)}
+        return {Kind.PREDICT: Answerer(partial(_logits, model), _read_rows)}
     if Pooling.SPLADE in pooling:
         compute = partial(_splade, model, max(1, LOGITS_BYTES // (4 * config.vocabulary)))
-        return {Kind.EMBED_SPARSE: Answerer(compute, _read_sparse), Kind.EMBED: Answerer(compute, _read_row)}
-    pooled = Answerer(partial(_pooled, model, modules, pooling), _read_row)
+        return {Kind.EMBED_SPARSE: Answerer(compute, _each(_read_sparse)), Kind.EMBED: Answerer(compute, _read_rows)}
+    pooled = Answerer(partial(_pooled, model, modules, pooling), _read_rows)
     if config.kind is not ModelType.EMBEDDING:
         return {Kind.PREDICT: pooled}
-    found = {Kind.EMBED: pooled, Kind.EMBED_ALL: Answerer(partial(_tokens, lambda hidden: hidden), _read_rows)}
+    found = {Kind.EMBED: pooled, Kind.EMBED_ALL: Answerer(partial(_tokens, lambda hidden: hidden), _each(_read_tokens))}
     if heads.lexical:
         lexical = LexicalHead(heads.lexical, model.hidden_size).to(device)
-        found[Kind.EMBED_SPARSE] = Answerer(partial(_tokens, lexical), partial(_read_lexical, heads.dropped_ids))
+        found[Kind.EMBED_SPARSE] = Answerer(partial(_tokens, lexical), _each(partial(_read_lexical, heads.dropped_ids)))
     if heads.colbert:
         colbert = ColbertHead(heads.colbert, model.hidden_size).to(device)
-        found[Kind.EMBED_ALL] = Answerer(partial(_tokens, colbert), _read_colbert)
+        found[Kind.EMBED_ALL] = Answerer(partial(_tokens, colbert), _each(_read_colbert))
     return found
 
 
@@ -112,18 +112,31 @@ def _tokens(head: Callable[[Tensor], Tensor], encoded: Encoded, rows: Sequence[i
         yield Piece(head(torch.cat([encoded.hidden[span.start : span.stop] for span in spans])), counts)
 
 
-def _read_rows(_: Entry, rows: Tensor) -> Answer:
+def _each(read: Callable[[Entry, Tensor], Answer]) -> Callable[[Sequence[Entry], Piece], list[Answer]]:
+    """Text by text."""
+
+    def read_all(entries: Sequence[Entry], piece: Piece) -> list[Answer]:
+        parts = torch.split(piece.values, list(piece.counts))
+        return [read(entry, rows) for entry, rows in zip(entries, parts, strict=True)]
+
+    return read_all
+
+
+def _read_rows(_: Sequence[Entry], piece: Piece) -> list[Answer]:
+    """A row for each text."""
+    array = piece.values.float().numpy()
+    are_finite = np.isfinite(array).all(axis=1).tolist()
+    return [(row.copy(),) if is_finite else NotFiniteError() for row, is_finite in zip(array, are_finite, strict=True)]
+
+
+def _read_tokens(_: Entry, rows: Tensor) -> Answer:
     """As an array of its own, or the entry's error: one that holds NaN or infinity is no answer."""
     array = np.array(rows.float().numpy())
     return (array,) if np.isfinite(array).all() else NotFiniteError()
 
 
-def _read_row(entry: Entry, rows: Tensor) -> Answer:
-    return _read_rows(entry, rows[0])
-
-
 def _read_sparse(entry: Entry, rows: Tensor) -> Answer:
-    answer = _read_row(entry, rows)
+    answer = _read_tokens(entry, rows[0])
     if isinstance(answer, TeiError):
         return answer
     values = answer[0]
@@ -132,7 +145,7 @@ def _read_sparse(entry: Entry, rows: Tensor) -> Answer:
 
 
 def _read_lexical(dropped: frozenset[int], entry: Entry, rows: Tensor) -> Answer:
-    answer = _read_rows(entry, rows)
+    answer = _read_tokens(entry, rows)
     if isinstance(answer, TeiError):
         return answer
     return strongest(entry.input_ids, answer[0].astype(np.float32), dropped)
@@ -140,4 +153,4 @@ def _read_lexical(dropped: frozenset[int], entry: Entry, rows: Tensor) -> Answer
 
 def _read_colbert(entry: Entry, rows: Tensor) -> Answer:
     """The first token has no vector."""
-    return _read_rows(entry, rows[1:])
+    return _read_tokens(entry, rows[1:])

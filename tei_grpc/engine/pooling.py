@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tei_grpc.layers.packed import upload
+from tei_grpc.layers.rows import sums
 from tei_grpc.types import Pooling
 
 
@@ -70,7 +71,7 @@ def _max(hidden: Tensor, spans: Sequence[Span]) -> Tensor:
 def _sums(hidden: Tensor, spans: Sequence[Span]) -> Tensor:
     if hidden.is_cuda:
         return segment_sums(hidden, spans)
-    return torch.stack([hidden[span.first : span.stop].sum(0, dtype=torch.float32) for span in spans])
+    return sums(hidden, [(span.first, span.stop) for span in spans])
 
 
 def segment_sums(hidden: Tensor, spans: Sequence[Span]) -> Tensor:

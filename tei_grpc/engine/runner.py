@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
-from tei_grpc.engine.answers import Answer, Encoded, NotFiniteError, answerers
+from tei_grpc.engine.answers import Answer, Encoded, NotFiniteError, Piece, answerers
 from tei_grpc.engine.batch import pack
 from tei_grpc.engine.budget import choose_budget, mixed_lengths
 from tei_grpc.engine.dense import load_modules
@@ -44,8 +43,8 @@ LONG_SECONDS = 2.0  # for the longest input that is run at start
 class Computed(NamedTuple):
     """What some texts of a batch got."""
 
-    rows: Sequence[int]  # of the batch
-    values: Sequence[Tensor]  # of each text, on the host
+    rows: Sequence[int]  # of the batch, all of one kind
+    piece: Piece  # on the host
 
 
 class Runner:
@@ -255,15 +254,16 @@ class Runner:
             start = 0
             for values, counts in self._answerers[kind].compute(encoded, rows):
                 texts = slice(start, start + len(counts))
-                yield Computed(rows[texts], torch.split(self._pipeline.fetch(values), list(counts)))
+                yield Computed(rows[texts], Piece(self._pipeline.fetch(values), counts))
                 start = texts.stop
 
     def _read(self, batch: Batch, computed: Iterator[Computed]) -> list[Answer]:
         entries = batch.entries
         answers: list[Answer] = [ModelTypeError(f"the model cannot answer `{entry.kind}`") for entry in entries]
-        for rows, values in computed:
-            for row, value in zip(rows, values, strict=True):
-                answers[row] = self._answerers[entries[row].kind].read(entries[row], value)
+        for rows, piece in computed:
+            read = self._answerers[entries[rows[0]].kind].read
+            for row, answer in zip(rows, read([entries[row] for row in rows], piece), strict=True):
+                answers[row] = answer
         return answers
 
     def _run_again(self, entry: Entry) -> Answer:

@@ -8,7 +8,7 @@ from enum import IntEnum, auto
 from functools import partial
 from typing import Final
 
-from tei_grpc.layers.simd import ELEMENTS, FLOAT, INT8, INT32, Code, Type, Value, widest
+from tei_grpc.layers.simd import ELEMENTS, FLOAT, INT8, INT32, INT64, Code, Type, Value, widest
 
 SUMS: Final = 4  # at a time: an addition does not wait for the one before it
 TINY: Final = 1e-30  # a row of zeros needs a scale too
@@ -74,6 +74,28 @@ class Rows:
                     code.build.store(step(code.build.load(total), code.add(place, number * code.lanes)), total)
         one, two, three, four = map(code.build.load, totals)
         return code.fold(merge(merge(one, two), merge(three, four)), merge)
+
+
+def write_sum(dtype: str) -> int:
+    """OUTPUT = for each pair of OTHER, int64 [rows, 2], the sum of INPUT's rows from the first up to the second.
+
+    Here ROWS are those of OUTPUT, in float32.
+    """
+    rows = Rows(f"sum_{dtype}")
+    code, element = rows.code, ELEMENTS[dtype]
+    bounds = code.pointer(code.argument(Slot.OTHER), INT64)
+
+    def write(row: Value) -> None:
+        first, stop = (code.build.load(code.at(bounds, code.multiply(row, 2), more)) for more in (0, 1))
+        output = rows.row(Slot.OUTPUT, FLOAT, row)
+        with code.loop(0, rows.size, code.lanes) as place:
+            [total] = code.variables(1, code.floats(0.0))
+            with code.loop(first, stop) as number:
+                values = code.load(code.at(rows.row(Slot.INPUT, element, number), place))
+                code.build.store(code.plus(code.build.load(total), values), total)
+            code.store(code.build.load(total), code.at(output, place))
+
+    return rows.compile(write)
 
 
 def write_add_norm(dtype: str) -> int:
@@ -164,6 +186,7 @@ def _gelu(code: Code, x: Value) -> Value:
 
 WRITERS: Final[dict[str, Callable[[str], int]]] = {
     "add_norm": write_add_norm,
+    "sum": write_sum,
     "quantize": write_quantize,
     **{
         f"dequantize{'_bias' * has_bias}{'_gelu' * is_gelu}": partial(

@@ -7,7 +7,7 @@ torch's operators do the same.
 import ctypes
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
@@ -67,6 +67,16 @@ def add_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
         return y
     kernel(x, eps=norm.eps, OTHER=residual, WEIGHT=norm.weight, BIAS=norm.bias, OUTPUT=x)
     return x
+
+
+def sums(x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
+    """Sums of rows of `x` [rows, size], for each pair from the first up to the second: float32 [pairs, size]."""
+    kernel = _find("sum", x.dtype) if _are_alike(x) else None
+    if kernel is None or not kernel.fits(x):
+        return torch.stack([x[first:stop].sum(0, dtype=torch.float32) for first, stop in bounds])
+    output = torch.empty(len(bounds), x.shape[1])
+    kernel(output, INPUT=x, OTHER=torch.tensor(bounds, dtype=torch.int64), OUTPUT=output)
+    return output
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -156,8 +166,15 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
     return torch.allclose(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+def _is_sum(kernel: RowKernel, _: str, dtype: torch.dtype) -> bool:
+    x, output = _sample(0, *SAMPLE).to(dtype), torch.empty(2, SAMPLE[1])
+    kernel(output, INPUT=x, OTHER=torch.tensor([[1, 4], [2, 2]]), OUTPUT=output)
+    return _is_close(output, torch.stack([x[1:4].float().sum(0), torch.zeros(SAMPLE[1])]))
+
+
 PROOFS: Final[dict[str, Callable[[RowKernel, str, torch.dtype], bool]]] = {
     "add": _is_add_norm,
+    "sum": _is_sum,
     "quantize": _is_quantize,
     "dequantize": _is_dequantize,
 }

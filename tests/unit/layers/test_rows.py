@@ -10,7 +10,7 @@ from torch.nn import functional
 from tei_grpc.layers import row_kernels, rows
 from tei_grpc.layers.activation import ACTIVATIONS
 from tei_grpc.layers.precision import Float32
-from tei_grpc.layers.rows import add_norm, dequantize, quantize
+from tei_grpc.layers.rows import add_norm, dequantize, quantize, sums
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # of values of about 1: eps / 2 of the last place, a few times
@@ -135,3 +135,13 @@ def test_cpu_that_llvm_does_not_know_is_served_by_torch(
     with caplog.at_level(logging.WARNING):
         torch.testing.assert_close(add_norm(x, residual, norm).double(), expected, atol=2e-6, rtol=2e-6)
     assert "`add_norm` is not compiled for this CPU: no such CPU" in caplog.text
+
+
+@pytest.mark.parametrize("size", [7, 48, 384])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_summed_span_by_span(dtype: torch.dtype, size: int) -> None:
+    x, bounds = values(40, size).to(dtype), [(0, 1), (1, 9), (12, 12), (12, 40)]
+    found = sums(x, bounds)
+    expected = torch.stack([x[first:stop].double().sum(0) for first, stop in bounds])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-6)
