@@ -13,6 +13,7 @@ mixed     queries of ten tokens and passages, half and half, at 30 % of the rate
 """
 
 import asyncio
+import gc
 import os
 import statistics
 import time
@@ -163,6 +164,7 @@ async def sides(options: Options, server: Server, echo: Server) -> AsyncIterator
         client, echoing = Client(server.address), Client(echo.address)
         stack.push_async_callback(client.close)
         stack.push_async_callback(echoing.close)
+        gc.freeze()  # as the server does: what is loaded is not garbage
         yield Side(options, server, client, echoing, engine, runner)
 
 

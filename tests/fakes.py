@@ -76,7 +76,7 @@ class FakeRunner:
         """Batches run one after the other."""
         return False
 
-    def launch(self, batch: Batch) -> Started:
+    def launch(self, batch: Batch, *, crowded: bool = False) -> Started:
         """Like a CPU: the work is done where the answers are asked for."""
         return Started(lambda: self.run(batch), lambda: True)
 

@@ -8,7 +8,7 @@ SMALLEST = 256  # tokens
 ENOUGH = 0.95  # of the best throughput
 ROUNDS = 3  # over all sizes, of which the quickest counts for each
 SECONDS = 0.25  # for a round; a model too slow for more is one that small batches already keep busy
-GAP_SECONDS = 0.001  # from a batch to the next one under load, measured; larger batches have fewer of them
+GAP_SECONDS = 0.002  # that a batch costs under load besides, in caches and in waiting; larger ones have fewer
 
 
 def choose_budget(measure: Callable[[int], float], max_tokens: int) -> int:

@@ -200,12 +200,12 @@ class Runner:
         """
         return list(self.launch(batch).collect())
 
-    def launch(self, batch: Batch) -> Started:
-        """Start a batch; `collect` then gives what `run` gives. Either raises what `run` raises.
+    def launch(self, batch: Batch, *, crowded: bool = False) -> Started:
+        """Start a batch, `crowded` if others wait; `collect` then gives what `run` gives. Either raises what it raises.
 
         Where nothing can run beside the caller, the work is done there.
         """
-        shards = self._shards.cut([len(entry) for entry in batch.entries])
+        shards = self._shards.cut([len(entry) for entry in batch.entries], evenly=not crowded)
         if shards:
             return self._launch_shards(batch, shards)
         with torch.inference_mode():

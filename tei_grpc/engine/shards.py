@@ -69,8 +69,11 @@ class Shards:
         with self._changed:
             return self._changed.wait_for(lambda: self.busy <= most, timeout)
 
-    def cut(self, lengths: Sequence[int]) -> list[list[int]]:
-        """The rows of each shard of a batch that has texts of these lengths; none where all cores are to share it."""
+    def cut(self, lengths: Sequence[int], *, evenly: bool = True) -> list[list[int]]:
+        """The rows of each shard of a batch that has texts of these lengths; none where all cores are to share it.
+
+        Unless others wait for the thread that ends first, the shards must be about even.
+        """
         if self.busy:
             return [list(range(len(lengths)))]
         if not self._is_used or sum(lengths) < 2 * LEAST_TOKENS:
@@ -81,7 +84,8 @@ class Shards:
             lighter = costs.index(min(costs))
             rows[lighter].extend(piece.rows)
             costs[lighter] += piece.cost
-        return [] if 2 * max(costs) > UNEVEN * sum(costs) else [sorted(shard) for shard in rows]
+        most = UNEVEN / 2 if evenly else 1.0
+        return [] if not min(costs) or max(costs) > most * sum(costs) else [sorted(shard) for shard in rows]
 
     def start(self, work: Callable[[Batch], T], shards: Sequence[Batch]) -> list[Future[T]]:
         """Have threads call `work` with each shard; the futures of what it returns."""

@@ -184,7 +184,7 @@ class Worker:
         started, run = time.monotonic_ns(), None
         try:
             with self._watchdog.running(0):
-                run = runner.launch(pack(entries))
+                run = runner.launch(pack(entries), crowded=len(self._queue) > 0)
         except Exception:
             logger.exception("a batch of %d could not be started", len(entries))
         return Flight(entries, started, most, run)

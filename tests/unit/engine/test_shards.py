@@ -71,6 +71,15 @@ def test_cores_that_cannot_be_halved_run_batches_whole(threads: int) -> None:
     assert Shards(HIDDEN, threads).cut([64] * 64) == []
 
 
+def test_uneven_shards_will_do_where_others_wait_for_the_thread_that_ends_first(shards: Shards) -> None:
+    assert shards.cut([40, 300]) == []
+    assert sorted(shards.cut([40, 300], evenly=False)) == [[0], [1]]
+
+
+def test_one_text_is_never_cut(shards: Shards) -> None:
+    assert shards.cut([300], evenly=False) == []
+
+
 def test_both_threads_work_at_once_with_half_of_the_cores(shards: Shards) -> None:
     met = threading.Barrier(2, timeout=10)
 

@@ -111,12 +111,14 @@ class Overlapping(FakeRunner):
         super().__init__()
         self.ahead = 1
         self.log: list[str] = []
+        self.crowds: list[bool] = []
         self.failing: Callable[[str, Batch], None] = lambda step, batch: None
         self.is_done: Callable[[Batch], bool] = lambda batch: True
 
-    def launch(self, batch: Batch):
+    def launch(self, batch: Batch, *, crowded: bool = False):
         name = "+".join(str(each.id) for each in batch.entries)
         self.log.append(f"launch {name}")
+        self.crowds.append(crowded)
         self.failing("launch", batch)
 
         def collect():
@@ -136,6 +138,15 @@ async def test_next_batch_is_started_before_the_one_that_runs_is_awaited(device_
         assert runner.log == ["launch 0", "collect 0", "launch 1+2", "launch 3+4", "collect 1+2", "collect 3+4"]
         for id in range(5):
             np.testing.assert_array_equal(desk.results[id].arrays[0], row(entry(id)))
+
+
+async def test_runner_is_told_whether_others_wait(device_over):
+    runner = Overlapping()
+    async with device_over(runner, max_batch_requests=2) as (device, desk):
+        await held_back(device, runner, [entry(id) for id in range(1, 6)])
+        runner.gate.set()
+        await desk.until(lambda: len(desk.results) == 6)
+        assert runner.crowds == [False, True, True, False]
 
 
 async def test_lonely_batch_is_awaited_at_once(device_over):

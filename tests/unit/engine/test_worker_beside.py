@@ -58,7 +58,7 @@ class Halves(FakeRunner):
     def check(self) -> None:
         self.checks += 1
 
-    def launch(self, batch: Batch) -> Started:
+    def launch(self, batch: Batch, *, crowded: bool = False) -> Started:
         futures = self.shards.start(self.run, [batch])
         return Started(lambda: results(futures)[0], lambda: all(future.done() for future in futures))
 
