@@ -86,6 +86,8 @@ class Line:
             for one in sent:
                 if one.future.cancel():
                     loaded.device.cancel(one.entry.id)
+                elif not one.future.cancelled():
+                    one.future.exception()  # of others than the first that failed nobody asks
 
     async def _send(
         self, device: Device, kind: Kind, input: Input, encoding: Encoding, caller: Caller, started: int
@@ -96,16 +98,20 @@ class Line:
         if turn is not None:
             await turn
         future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: device.release())
         entry = _entry(next(self._ids), kind, encoding, caller, time.monotonic_ns())
         self._metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
         self._pending[entry.id] = future
+        future.add_done_callback(lambda _: self._end(device, entry.id))
         try:
             device.submit(entry)
         except BaseException:
             future.cancel()
             raise
         return Sent(input, encoding, entry, future, started)
+
+    def _end(self, device: Device, entry_id: int) -> None:
+        self._pending.pop(entry_id, None)
+        device.release()
 
     def _answered(self, one: "Sent", output: Output, kind: Kind) -> Answer:
         metadata = _metadata(one.input, one.encoding, output, one.started_ns, one.entry.queued_ns)

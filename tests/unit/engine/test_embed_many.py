@@ -1,6 +1,7 @@
 """A list of texts in one call: the same vectors in the same order, whatever ends it."""
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ async def test_bad_text_is_named_before_any_work(tmp_path) -> None:
         assert runner.batches == []
 
 
-async def test_first_that_fails_decides_and_the_rest_leaves_the_queue(tmp_path) -> None:
+async def test_first_that_fails_decides_and_the_rest_leaves_the_queue(tmp_path, caplog) -> None:
     runner = FakeRunner()
     runner.answer = lambda entry: InferenceError("this one") if len(entry) == 5 else answer(entry)
     async with fake_engine(folders.embedder(tmp_path), runner) as (engine, device):
@@ -67,6 +68,8 @@ async def test_first_that_fails_decides_and_the_rest_leaves_the_queue(tmp_path) 
         await asyncio.sleep(0)  # what has been cancelled gives its permits back
         assert device.free_permits == PERMITS
         assert endings(engine.metrics) == {"inference": 1}
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_cancelled_list_leaves_the_queue(tmp_path) -> None:
@@ -81,6 +84,7 @@ async def test_cancelled_list_leaves_the_queue(tmp_path) -> None:
         await asyncio.sleep(0)
         assert device.free_permits == PERMITS
         assert device.waiting == 0
+        assert not engine._line._pending
         runner.gate.set()
 
 
