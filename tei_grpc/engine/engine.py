@@ -163,16 +163,17 @@ class Engine:
         """
         with self._request(WAITING, Kind.EMBED, "batch") as request:
             loaded = self._checked()
-            validation.check_some(inputs, "inputs")
+            validation.check_list(inputs)
             validation.check_kind(loaded.model, Kind.EMBED, normalize=normalize)
             validation.check_dimensions(dimensions, loaded.facts.embedding_size)
             given = [as_input(input) for input in inputs]
             for input in given:
                 validation.check_input(loaded.model, input)
             answers, metadata = await self._line.answer_all(loaded, Kind.EMBED, given, WAITING)
-            vectors = [answer.output.arrays[0] for answer in answers]
+            found = [answer.output.arrays[0] for answer in answers]
+            vectors = finish.embeddings(found, normalize=normalize, dimensions=dimensions)
             request.succeed(metadata)
-            return EmbedManyResult(finish.embeddings(vectors, normalize=normalize, dimensions=dimensions), metadata)
+            return EmbedManyResult(vectors, metadata)
 
     async def embed_all(self, input: Input | str, *, caller: Caller = UNARY) -> EmbedAllResult:
         """One vector per token [tokens, hidden], float32; special tokens included, never normalized."""

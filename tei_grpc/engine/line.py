@@ -14,6 +14,7 @@ from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
 from tei_grpc.types import Caller, Encoding, Entry, Failure, Input, Kind, Metadata, ModelFacts, Output
 
+RECENT = 512  # inputs that are looked at for failures before more are sent
 TOGETHER = 64  # inputs that are tokenized in one go: long enough to be worth a hop to a thread, and soon on the device
 
 
@@ -33,7 +34,12 @@ class Sent(NamedTuple):
     encoding: Encoding
     entry: Entry
     future: asyncio.Future[Output]
-    started_ns: int
+    started_ns: int  # as if it had been tokenized after it had its permit
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its answer is an error."""
+        return self.future.done() and not self.future.cancelled() and self.future.exception() is not None
 
 
 class Line:
@@ -75,24 +81,28 @@ class Line:
         begun = time.monotonic_ns()
         try:
             for start in range(0, len(inputs), TOGETHER):
+                if any(one.has_failed for one in sent[-RECENT:]):
+                    break
                 some = inputs[start : start + TOGETHER]
                 started = time.monotonic_ns()
                 _check_deadline(caller, started)
-                for input, encoding in zip(some, await loaded.tokenizer.encode_all(some), strict=True):
-                    sent.append(await self._send(loaded.device, kind, input, encoding, caller, started))
+                encodings = await loaded.tokenizer.encode_all(some)
+                took = time.monotonic_ns() - started
+                for input, encoding in zip(some, encodings, strict=True):
+                    sent.append(await self._send(loaded.device, kind, input, encoding, caller, took))
             answers = [self._answered(one, await one.future, kind) for one in sent]
             return answers, summarize([answer.metadata for answer in answers], time.monotonic_ns() - begun)
         finally:
             for one in sent:
-                if one.future.cancel():
+                if one.future.cancel() or one.future.cancelled():  # with its caller
                     loaded.device.cancel(one.entry.id)
-                elif not one.future.cancelled():
+                else:
                     one.future.exception()  # of others than the first that failed nobody asks
 
     async def _send(
-        self, device: Device, kind: Kind, input: Input, encoding: Encoding, caller: Caller, started: int
+        self, device: Device, kind: Kind, input: Input, encoding: Encoding, caller: Caller, took: int
     ) -> "Sent":
-        """Permit -> queue; the permit is given back when the future ends."""
+        """Permit -> queue; the permit is given back when the future ends. To tokenize took `took` ns."""
         self._metrics.input_started(kind)
         turn = device.admit(waits=True)
         if turn is not None:
@@ -107,7 +117,7 @@ class Line:
         except BaseException:
             future.cancel()
             raise
-        return Sent(input, encoding, entry, future, started)
+        return Sent(input, encoding, entry, future, entry.queued_ns - took)
 
     def _end(self, device: Device, entry_id: int) -> None:
         self._pending.pop(entry_id, None)

@@ -119,10 +119,18 @@ def check_arity(texts: Sequence[str]) -> None:
         raise ValidationError(f"`inputs` must have a single or two elements. Given: {len(texts)}", prefixed=False)
 
 
-def check_some(texts: Sequence[object], name: str = "texts") -> None:
-    """A call for many has some."""
+def check_some(texts: Sequence[object]) -> None:
+    """A Rerank call has texts."""
     if not texts:
-        raise ValidationError(f"`{name}` cannot be empty", prefixed=False)
+        raise ValidationError("`texts` cannot be empty", prefixed=False)
+
+
+def check_list(inputs: Sequence[object]) -> None:
+    """A call for many inputs has some, and is none itself."""
+    if isinstance(inputs, str):
+        raise ValidationError("`inputs` must be a list of inputs. Given: one text", prefixed=False)
+    if len(inputs) == 0:
+        raise ValidationError("`inputs` cannot be empty", prefixed=False)
 
 
 def check_texts(texts: Sequence[str], max_client_batch_size: int) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from tei_grpc.layers.attention import FULL, Mask, States, attend_in_blocks, attend_to_group
 from tei_grpc.layers.kernels import SAMPLE_LENGTHS, Call, sample
 from tei_grpc.layers.packed import Group, PackedInputs
+from tei_grpc.layers.precision import is_widening
 
 if TYPE_CHECKING:
     from tei_grpc.layers.simd_attention import SimdAttention
@@ -53,7 +54,9 @@ class CpuKernels:
         self, query: Tensor, key_value: tuple[Tensor, Tensor], inputs: PackedInputs, *, scale: float, mask: Mask
     ) -> Tensor:
         """See `attention.attention`."""
-        found = find_kernel(query.dtype, query.shape[2], is_windowed=mask.is_windowed) if mask.bias is None else None
+        found = None
+        if mask.bias is None and not is_widening():  # an input that is run again is too rare to compile a kernel for
+            found = find_kernel(query.dtype, query.shape[2], is_windowed=mask.is_windowed)
         if found is None:
             self.names[BLOCKS] = None
             return attend_in_blocks(query, key_value, inputs, scale=scale, mask=mask)
@@ -97,7 +100,7 @@ def _find_kernel(dtype: torch.dtype, head_dim: int, is_windowed: bool) -> Found 
         if not takes(dtype, head_dim):
             return None
         kernel = SimdAttention(dtype, head_dim, is_windowed=is_windowed)
-    except (OSError, RuntimeError) as error:  # LLVM does not load, knows neither this CPU nor a way around; no OpenMP
+    except (AttributeError, ImportError, OSError, RuntimeError) as error:  # another LLVM, another CPU, no OpenMP
         logger.warning("attention is not compiled for this CPU: %s", error)
         return None
     mask = WINDOW if is_windowed else FULL

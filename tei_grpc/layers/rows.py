@@ -94,7 +94,7 @@ def dequantize(y: Tensor, scales: Tensor, bias: Tensor | None, activation: Activ
 
     `scales` are float32 [rows, 1], `bias` float32 [out] or None.
     """
-    if activation not in (None, GELU):
+    if activation not in (None, GELU) or not y.is_contiguous():
         return False
     kernel = _find(f"dequantize{'_bias' * (bias is not None)}{'_gelu' * (activation is GELU)}", y.dtype)
     if kernel is None or not kernel.fits(y):
@@ -129,7 +129,7 @@ def _compiled(kind: str, dtype: torch.dtype) -> RowKernel | None:
         from tei_grpc.layers.simd import widest
 
         kernel = RowKernel(WRITERS[kind](str(dtype).removeprefix("torch.")), widest())
-    except (OSError, RuntimeError) as error:  # LLVM does not load, or does not know this CPU
+    except (AttributeError, ImportError, OSError, RuntimeError) as error:  # another LLVM, another CPU, no OpenMP
         logger.warning("`%s` is not compiled for this CPU: %s", kind, error)
         return None
     return kernel if PROOFS[kind.split("_", 1)[0]](kernel, kind, dtype) else None

@@ -240,6 +240,7 @@ class Code:
         """Compile; the address of the function. Raises RuntimeError where LLVM cannot, or without OpenMP."""
         self.build.ret_void()
         _parallel()
+        _check_cpu()
         started = time.perf_counter()
         module = llvm.parse_assembly(str(self._module))
         module.verify()
@@ -282,6 +283,13 @@ def integer(value: Value | int) -> Value:
 def widest() -> int:
     """The floats of a vector register of this CPU, or of two."""
     return MOST_LANES if llvm.get_host_cpu_features().get("avx512f") else LEAST_LANES
+
+
+def _check_cpu() -> None:
+    """Without these every product and every 16-bit number is a call of a function, which may not even be there."""
+    missing = [name for name in ("fma", "f16c") if llvm.get_host_cpu_features().get(name) is False]
+    if missing:
+        raise RuntimeError(f"it lacks {' and '.join(missing)}")
 
 
 def call(address: int, arguments: ctypes.Array[ctypes.c_int64], threads: int) -> None:

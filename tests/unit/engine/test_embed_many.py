@@ -94,3 +94,48 @@ async def test_too_long_text_fails_unless_it_is_truncated(tmp_path) -> None:
         with pytest.raises(ValidationError, match="tokens"):
             await engine.embed_many(["a", long])
         assert len((await engine.embed_many(["a", Input(long, truncate=True)])).embeddings) == 2
+
+
+async def test_text_alone_is_no_list(tmp_path) -> None:
+    async with fake_engine(folders.embedder(tmp_path)) as (engine, _):
+        with pytest.raises(ValidationError, match="`inputs` must be a list"):
+            await engine.embed_many("hello")
+
+
+async def test_cancelled_list_takes_even_the_text_that_it_waits_for_out_of_the_queue(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.gate.clear()
+    async with fake_engine(folders.embedder(tmp_path), runner, max_batch_requests=1) as (engine, device):
+        blocker = asyncio.ensure_future(engine.embed("hello"))
+        await asyncio.to_thread(runner.running.wait, 10)
+        task = asyncio.ensure_future(engine.embed_many(TEXTS[:20]))
+        async with asyncio.timeout(10):
+            while device.waiting < 20:
+                await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert device.waiting == 0
+        runner.gate.set()
+        await blocker
+
+
+async def test_nothing_more_is_sent_once_one_has_failed(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.answer = lambda entry: InferenceError("the first one")
+    async with fake_engine(folders.embedder(tmp_path), runner, max_concurrent_requests=8) as (engine, _):
+        with pytest.raises(InferenceError, match="the first one"):
+            await engine.embed_many(TEXTS * 10)
+    assert sum(map(len, runner.batches)) < 200
+
+
+async def test_wait_for_a_permit_is_no_time_of_the_tokenizer(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.gate.clear()
+    async with fake_engine(folders.embedder(tmp_path), runner, max_concurrent_requests=2) as (engine, _):
+        task = asyncio.ensure_future(engine.embed_many(TEXTS[:20]))
+        await asyncio.to_thread(runner.running.wait, 10)
+        await asyncio.sleep(0.3)  # the others wait for permits
+        runner.gate.set()
+        metadata = (await task).metadata
+    assert metadata.tokenization_time_ns < 100_000_000 < metadata.total_time_ns

@@ -142,3 +142,19 @@ def test_threads_that_meet_a_kind_at_once_compile_it_once(monkeypatch: pytest.Mo
         found = list(pool.map(lambda _: find_kernel(torch.float32, 8, is_windowed=False), range(8)))
     assert len(made) == len(set(found)) == 1
     assert isinstance(found[0], Found)
+
+
+@pytest.mark.parametrize("name", ["fma", "f16c"])
+def test_cpu_without_an_instruction_that_kernels_need_runs_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """There a compiled kernel would call functions, or end the process."""
+    features = simd.llvm.get_host_cpu_features()
+    features[name] = False
+    monkeypatch.setattr(simd.llvm, "get_host_cpu_features", lambda: features)
+    module._find_kernel.cache_clear()
+    try:
+        assert find_kernel(torch.float32, 32, is_windowed=False) is None
+    finally:
+        module._find_kernel.cache_clear()
+    assert f"it lacks {name}" in caplog.text
