@@ -96,20 +96,12 @@ class Kernel:
 
     def _write(self) -> None:
         code = self._code
-        scale = code.build.bitcast(code.build.trunc(code.argument(Slot.SCALE), INT32), FLOAT)
-        self._scale = code.spread(scale)
-        thread = self._count(Slot.NEXT_THREAD, integer(1))
+        self._scale = code.float_argument(Slot.SCALE)
+        thread = code.count(Slot.NEXT_THREAD, 1)
         scratch = code.pointer(code.argument(Slot.SCRATCH), FLOAT)
         self._keys = code.at(scratch, code.multiply(thread, code.argument(Slot.SCRATCH_SIZE)))  # see _lay_out_keys
-        items, take = code.argument(Slot.ITEMS), code.argument(Slot.TAKE)
-        with code.loop(0, code.add(items, 1)):  # at the most; it is left when nothing is left
-            first = self._count(Slot.NEXT_ITEM, take)
-            with code.loop(first, code.least(code.add(first, take), items)) as item:
-                self._attend(item)
-            code.end_unless(code.build.icmp_signed("<", first, items))
-
-    def _count(self, slot: Slot, step: Value) -> Value:
-        return self._code.build.atomic_rmw("add", self._code.argument_address(slot), step, "monotonic")
+        with code.taken(code.argument(Slot.ITEMS), code.argument(Slot.TAKE), Slot.NEXT_ITEM) as item:
+            self._attend(item)
 
     def _attend(self, item: Value) -> None:
         """One text, one head of keys, and the heads of queries that share it."""

@@ -16,11 +16,8 @@ from torch.nn import functional
 from tei_grpc.errors import StartupError
 from tei_grpc.layers import onednn
 from tei_grpc.layers.activation import Activation
-from tei_grpc.layers.rows import dequantize, quantize
+from tei_grpc.layers.rows import TINY, WIDEST, ZERO, dequantize, quantize
 
-WIDEST = 127  # integer, either way of zero
-ZERO = 128  # the operator is fast for unsigned rows only
-TINY = 1e-30  # a row of zeros needs a scale too
 FEWEST_OUTPUTS = 16  # a layer with fewer is a head or a router: its time is nothing, its numbers are the answer
 TOLERANCE = 2e-2  # of the sample's values, which are about 1
 ROUNDS = 20

@@ -4,38 +4,18 @@ Like attention's they compute in float32, and what a row gets depends on that ro
 """
 
 from collections.abc import Callable
-from enum import IntEnum, auto
 from functools import partial
 from typing import Final
 
-from tei_grpc.layers.simd import ELEMENTS, FLOAT, INT8, INT32, INT64, Code, Type, Value, widest
+from tei_grpc.layers.rows import TINY, WIDEST, ZERO, Slot
+from tei_grpc.layers.simd import ELEMENTS, FLOAT, INT8, INT32, INT64, ROUND, Code, Type, Value, widest
 
 SUMS: Final = 4  # at a time: an addition does not wait for the one before it
-TINY: Final = 1e-30  # a row of zeros needs a scale too
-WIDEST: Final = 127  # integer, either way of zero
-ZERO: Final = 128  # what stands for 0 in unsigned integers
-NEAREST: Final = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
 # erfc(z) = t (a1 + t (a2 + ...)) e^(-z^2) with t = 1 / (1 + p z), for z >= 0, to 1.5e-7: Abramowitz and Stegun, 7.1.26
 ERFC: Final = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)  # a5 to a1
 ERFC_P: Final = 0.3275911
 
 Merge = Callable[[Value, Value], Value]
-
-
-class Slot(IntEnum):
-    """A kernel's arguments: addresses, and numbers."""
-
-    ROWS = 0
-    SIZE = auto()  # values in a row
-    INPUT = auto()  # [rows, size]
-    OTHER = auto()  # [rows, size]
-    SCALES = auto()  # float32 [rows]
-    WEIGHT = auto()  # [size]
-    BIAS = auto()  # [size]
-    OUTPUT = auto()  # [rows, size]
-    EPS = auto()  # the bits of a float32
-    TAKE = auto()  # rows at a time
-    NEXT = auto()  # counted up by threads
 
 
 class Rows:
@@ -50,12 +30,8 @@ class Rows:
     def compile(self, write: Callable[[Value], None]) -> int:
         """The address of the kernel that does for every row what `write` writes."""
         code = self.code
-        rows, take = code.argument(Slot.ROWS), code.argument(Slot.TAKE)
-        with code.loop(0, code.add(rows, 1)):  # at the most; it is left when nothing is left
-            first = code.build.atomic_rmw("add", code.argument_address(Slot.NEXT), take, "monotonic")
-            with code.loop(first, code.least(code.add(first, take), rows)) as row:
-                write(row)
-            code.end_unless(code.build.icmp_signed("<", first, rows))
+        with code.taken(code.argument(Slot.ROWS), code.argument(Slot.TAKE), Slot.NEXT) as row:
+            write(row)
         return code.finish()
 
     def row(self, slot: Slot, element: Type, row: Value | int = 0) -> Value:
@@ -102,7 +78,7 @@ def write_add_norm(dtype: str) -> int:
     """OUTPUT = LayerNorm(INPUT + OTHER), all of `dtype`. Ba et al., https://arxiv.org/abs/1607.06450, equation 3."""
     rows = Rows(f"add_norm_{dtype}")
     code, element = rows.code, ELEMENTS[dtype]
-    eps = code.spread(code.build.bitcast(code.build.trunc(code.argument(Slot.EPS), INT32), FLOAT))
+    eps = code.float_argument(Slot.EPS)
     weight, bias = rows.row(Slot.WEIGHT, element), rows.row(Slot.BIAS, element)
 
     def write(row: Value) -> None:
@@ -143,12 +119,12 @@ def write_quantize(dtype: str) -> int:
 
         largest = rows.fold(code.floats(0.0), largest_at, code.larger_bits)
         is_tiny = build.fcmp_ordered("<", largest, code.floats(TINY))
-        scale = build.fmul(build.select(is_tiny, code.floats(TINY), largest), code.floats(1 / WIDEST))
+        scale = build.fdiv(build.select(is_tiny, code.floats(TINY), largest), code.floats(WIDEST))
         scales = code.pointer(code.argument(Slot.SCALES), FLOAT)
         build.store(build.extract_element(scale, INT32(0)), code.at(scales, row))
         factor = build.fdiv(code.floats(1.0), scale)
         with code.loop(0, rows.size, code.lanes) as place:
-            shifted = code.fma(code.load(code.at(values, place)), factor, code.floats(NEAREST + ZERO))
+            shifted = code.fma(code.load(code.at(values, place)), factor, code.floats(ROUND + ZERO))
             code.store_lowest(shifted, code.at(output, place))
 
     return rows.compile(write)

@@ -8,6 +8,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from enum import IntEnum, auto
 from functools import cache
 from typing import Final
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tei_grpc.layers.activation import ACTIVATIONS, Activation
+from tei_grpc.layers.native import call, float_bits
 from tei_grpc.layers.precision import is_widening
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 GELU: Final = ACTIVATIONS["gelu"]
 TAKES: Final = 4  # for each thread: how often it takes rows
 SHARED_VALUES: Final = 1 << 14  # from which to wake other threads pays
+WIDEST: Final = 127  # integer, either way of zero
+ZERO: Final = 128  # what stands for it: int8 products are fast for unsigned rows only
+TINY: Final = 1e-30  # a row of zeros needs a scale too
 SAMPLE: Final = (5, 96)  # rows, and values in each
 NORMED: Final = (SAMPLE, SAMPLE, SAMPLE[1:], SAMPLE[1:])
 EPS: Final = 1e-5
@@ -30,6 +35,22 @@ HALF: Final = 0.5001  # of a step, and rounding
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of values that are about 1
 
 _compiling = threading.Lock()  # two threads may need a kernel at the same time
+
+
+class Slot(IntEnum):
+    """A kernel's arguments: addresses, and numbers."""
+
+    ROWS = 0
+    SIZE = auto()  # values in a row
+    INPUT = auto()  # [rows, size]
+    OTHER = auto()  # [rows, size]
+    SCALES = auto()  # float32 [rows]
+    WEIGHT = auto()  # [size]
+    BIAS = auto()  # [size]
+    OUTPUT = auto()  # [rows, size]
+    EPS = auto()  # the bits of a float32
+    TAKE = auto()  # rows at a time
+    NEXT = auto()  # counted up by threads
 
 
 class RowKernel:
@@ -44,15 +65,12 @@ class RowKernel:
         return rows.device.type == "cpu" and rows.shape[1] % self._lanes == 0
 
     def __call__(self, rows: Tensor, *, eps: float = 0.0, **operands: Tensor) -> None:
-        """Go through `rows`; the others, contiguous as well, by their names in `row_kernels.Slot`."""
-        from tei_grpc.layers.row_kernels import Slot
-        from tei_grpc.layers.simd import call
-
+        """Go through `rows`; the others, contiguous as well, by their names in `Slot`."""
         threads = 1 if rows.numel() < SHARED_VALUES else torch.get_num_threads()
         arguments = (ctypes.c_int64 * len(Slot))()
         arguments[Slot.ROWS], arguments[Slot.SIZE] = rows.shape
         arguments[Slot.INPUT] = rows.data_ptr()
-        arguments[Slot.EPS] = ctypes.c_int32.from_buffer(ctypes.c_float(eps)).value
+        arguments[Slot.EPS] = float_bits(eps)
         arguments[Slot.TAKE] = len(rows) if threads == 1 else max(1, len(rows) // (TAKES * threads))
         for name, operand in operands.items():
             arguments[Slot[name]] = operand.data_ptr()
@@ -80,7 +98,7 @@ def sums(x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """[rows, size] as uint8, 128 above what they stand for, and scales, float32 [rows, 1]; None: torch is to do it."""
+    """[rows, size] as uint8, ZERO above what they stand for, and scales, float32 [rows, 1]; None: torch is to do it."""
     kernel = _find("quantize", x.dtype)
     if kernel is None or not kernel.fits(x):
         return None
@@ -146,8 +164,8 @@ def _is_quantize(kernel: RowKernel, _: str, dtype: torch.dtype) -> bool:
     x = _sample(0, *SAMPLE).to(dtype)
     values, scales = torch.empty(SAMPLE, dtype=torch.uint8), torch.empty(SAMPLE[0], 1)
     kernel(x, SCALES=scales, OUTPUT=values)
-    apart = (x.float() / scales - (values.float() - 128)).abs().max()
-    return torch.equal(scales, x.float().abs().amax(1, keepdim=True) / 127) and bool(apart <= HALF)
+    apart = (x.float() / scales - (values.float() - ZERO)).abs().max()
+    return torch.equal(scales, x.float().abs().amax(1, keepdim=True) / WIDEST) and bool(apart <= HALF)
 
 
 def _is_dequantize(kernel: RowKernel, kind: str, dtype: torch.dtype) -> bool:

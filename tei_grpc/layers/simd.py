@@ -1,22 +1,16 @@
-"""Owns LLVM: kernels over vectors of floats, compiled for the CPU at hand when they are first needed.
+"""Owns the instructions that kernels are written in: a few, on integers and on vectors of 8 or 16 floats.
 
-torch has no attention for packed texts on a CPU, and whoever installs a Python package may have no compiler. llvmlite
-is LLVM as a package. `Code` is what kernels are written in: a few instructions on vectors of `LANES` floats, which LLVM
-makes into those of the CPU, be they AVX2, AVX-512 or NEON.
+LLVM makes them into those of the CPU, be they AVX2, AVX-512 or NEON (see `native`).
 """
 
-import ctypes
-import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
 
-logger = logging.getLogger(__name__)
+from tei_grpc.layers.native import compile_module
 
 Value = Any  # of llvmlite, which has no types: what an instruction gives, or a pointer
 Type = Any
@@ -32,8 +26,6 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # their sum is ln 2; products w
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1, 1.0, 1.0)
 LEAST_EXP = -87.0  # below it exp is taken for 0: soon it leaves the normal floats
 ROUND = 1.5 * 2.0**23  # added to a small float, it leaves the nearest integer in the lowest bits
-
-_engines: list[Any] = []  # they own the compiled code
 
 
 class Code:
@@ -52,6 +44,10 @@ class Code:
     def argument(self, number: int) -> Value:
         """The 64-bit number at this place."""
         return self.build.load(self.argument_address(number))
+
+    def float_argument(self, number: int) -> Value:
+        """The float32 whose bits are at this place, in all lanes (see `native.float_bits`)."""
+        return self.spread(self.build.bitcast(self.build.trunc(self.argument(number), INT32), FLOAT))
 
     def argument_address(self, number: int) -> Value:
         """Where it is."""
@@ -118,14 +114,26 @@ class Code:
         build.branch(head)
         build.position_at_end(end)
 
-    def end_unless(self, condition: Value) -> None:
-        """Return from the function where the condition does not hold."""
+    @contextmanager
+    def taken(self, items: Value, take: Value, counter: int) -> Iterator[Value]:
+        """The instructions within, for the items that this thread gets of those from 0 on.
+
+        Threads take so many at a time from a counter that they share, the argument at that place, until none is left.
+        """
         build = self.build
-        end, on = build.append_basic_block(), build.append_basic_block()
-        build.cbranch(condition, on, end)
-        build.position_at_end(end)
-        build.ret_void()
-        build.position_at_end(on)
+        with self.loop(0, self.add(items, 1)):  # more takes there cannot be
+            first = self.count(counter, take)
+            with self.loop(first, self.least(self.add(first, take), items)) as item:
+                yield item
+            end, on = build.append_basic_block(), build.append_basic_block()
+            build.cbranch(build.icmp_signed("<", first, items), on, end)
+            build.position_at_end(end)
+            build.ret_void()
+            build.position_at_end(on)
+
+    def count(self, counter: int, step: Value | int) -> Value:
+        """What a counter that threads share, an argument, was before this thread added to it."""
+        return self.build.atomic_rmw("add", self.argument_address(counter), integer(step), "monotonic")
 
     def floats(self, value: float) -> Value:
         """A vector of a constant."""
@@ -237,25 +245,9 @@ class Code:
         return found
 
     def finish(self) -> int:
-        """Compile; the address of the function. Raises RuntimeError where LLVM cannot, or without OpenMP."""
+        """Compile; the address of the function. Raises RuntimeError where that cannot be done."""
         self.build.ret_void()
-        _parallel()
-        _check_cpu()
-        started = time.perf_counter()
-        module = llvm.parse_assembly(str(self._module))
-        module.verify()
-        target = llvm.Target.from_default_triple().create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
-        )
-        module.data_layout = str(target.target_data)
-        builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
-        builder.getModulePassManager().run(module, builder)
-        engine = llvm.create_mcjit_compiler(module, target)
-        engine.finalize_object()
-        _engines.append(engine)
-        milliseconds = (time.perf_counter() - started) * 1000
-        logger.info("%s compiled for %s in %.0f ms", self._module.name, llvm.get_host_cpu_name(), milliseconds)
-        return int(engine.get_function_address(self._function.name))
+        return compile_module(self._module.name, str(self._module))
 
     def _integers(self, value: int) -> Value:
         return ir.Constant(self._ints, [value] * self.lanes)
@@ -283,39 +275,3 @@ def integer(value: Value | int) -> Value:
 def widest() -> int:
     """The floats of a vector register of this CPU, or of two."""
     return MOST_LANES if llvm.get_host_cpu_features().get("avx512f") else LEAST_LANES
-
-
-def _check_cpu() -> None:
-    """Without these every product and every 16-bit number is a call of a function, which may not even be there."""
-    missing = [name for name in ("fma", "f16c") if llvm.get_host_cpu_features().get(name) is False]
-    if missing:
-        raise RuntimeError(f"it lacks {' and '.join(missing)}")
-
-
-def call(address: int, arguments: ctypes.Array[ctypes.c_int64], threads: int) -> None:
-    """Run a compiled function without the interpreter's lock, in so many threads at once: those that torch uses."""
-    if threads == 1:
-        _FUNCTION(address)(arguments)
-    else:
-        _parallel()(address, arguments, threads, 0)
-
-
-@cache
-def _parallel() -> Callable[..., None]:
-    """OpenMP's way to run a function in the threads that belong to the calling one, as compilers call it.
-
-    GOMP_parallel(function, its argument, threads, flags) is libgomp's; LLVM's libomp has it, too. It is there once
-    torch is loaded. Raises RuntimeError where it is not: in one thread a kernel would keep the other cores idle.
-    """
-    try:
-        found = ctypes.CDLL(None).GOMP_parallel
-    except AttributeError as error:
-        raise RuntimeError("torch has brought no OpenMP with `GOMP_parallel`") from error
-    found.restype, found.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    return cast(Callable[..., None], found)
-
-
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-llvm.initialize_native_target()
-llvm.initialize_native_asmprinter()

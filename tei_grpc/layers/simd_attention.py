@@ -1,7 +1,6 @@
 """Owns attention over packed texts on a CPU by a compiled kernel (see `attention_kernel`), in torch's threads."""
 
 import ctypes
-from itertools import pairwise
 from typing import Final
 
 import torch
@@ -9,8 +8,9 @@ from torch import Tensor
 
 from tei_grpc.layers.attention import Mask, States
 from tei_grpc.layers.attention_kernel import QUERIES, Kernel, Slot
+from tei_grpc.layers.native import call, float_bits
 from tei_grpc.layers.packed import PackedInputs
-from tei_grpc.layers.simd import ELEMENTS, LEAST_LANES, MOST_LANES, call
+from tei_grpc.layers.simd import ELEMENTS, LEAST_LANES, MOST_LANES
 
 TAKES: Final = 16  # for each thread: how often it takes texts and heads, where there are enough
 FAR: Final = 1 << 30  # tokens: a window without an end
@@ -35,10 +35,9 @@ class SimdAttention:
     def attend_to_texts(self, states: States, inputs: PackedInputs, texts: slice, scale: float, mask: Mask) -> None:
         """Write the output of these texts' rows; `states` are those of all rows."""
         query, key, value = map(_in_rows, (states.query, states.key, states.value))
-        bounds = inputs.offsets[texts.start : texts.stop + 1]
-        longest = max((stop - start for start, stop in pairwise(bounds)), default=0)
-        threads = _threads(bounds[-1] - bounds[0], longest)
-        size = _scratch_size(longest, query.shape[2])
+        tokens = inputs.offsets[texts.stop] - inputs.offsets[texts.start]
+        threads = _threads(tokens, inputs.max_seqlen)
+        size = _scratch_size(inputs.max_seqlen, query.shape[2])
         heads, scratch = key.shape[1], torch.empty(threads * size)
         items = heads * (texts.stop - texts.start)
         tensors = (query, key, value, states.output)
@@ -51,7 +50,7 @@ class SimdAttention:
             *(step for tensor in tensors for step in tensor.stride()[:2]),
             FAR if mask.left is None else mask.left,
             FAR if mask.right is None else mask.right,
-            ctypes.c_int32.from_buffer(ctypes.c_float(scale)).value,
+            float_bits(scale),
             scratch.data_ptr(),
             size,
             items if threads == 1 else max(1, items // (TAKES * threads)),

@@ -145,3 +145,10 @@ def test_rows_are_summed_span_by_span(dtype: torch.dtype, size: int) -> None:
     expected = torch.stack([x[first:stop].double().sum(0) for first, stop in bounds])
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", row_kernels.WRITERS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_are_used_here(kind: str, dtype: torch.dtype) -> None:
+    """Else the tests above would only see torch."""
+    assert rows._find(kind, dtype) is not None

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tei_grpc.layers import simd
-from tei_grpc.layers.simd import ELEMENTS, FLOAT, INT64, LEAST_EXP, LEAST_LANES, MOST_LANES, Code, Value, call, integer
+from tei_grpc.layers import native
+from tei_grpc.layers.native import call
+from tei_grpc.layers.simd import ELEMENTS, FLOAT, INT64, LEAST_EXP, LEAST_LANES, MOST_LANES, Code, Value, integer
 
 LANES = [LEAST_LANES, MOST_LANES]  # a CPU with narrower registers takes several for a vector
 
@@ -179,7 +180,7 @@ def test_functions_of_one_name_are_compiled_and_called_side_by_side() -> None:
 
 
 def test_nothing_is_compiled_where_it_would_keep_cores_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    simd._parallel.cache_clear()
-    monkeypatch.setattr(simd, "ctypes", SimpleNamespace(CDLL=lambda name: object()))
+    native._parallel.cache_clear()
+    monkeypatch.setattr(native, "ctypes", SimpleNamespace(CDLL=lambda name: object()))
     with pytest.raises(RuntimeError, match="no OpenMP"):
         compiled(write_count, LEAST_LANES)
