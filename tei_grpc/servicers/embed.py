@@ -6,14 +6,13 @@ from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.rpc.context import Context, unary_caller
 from tei_grpc.rpc.headers import send_headers
-from tei_grpc.rpc.reply import encode_embed, encode_embed_all, encode_embed_sparse
+from tei_grpc.rpc.reply import FLOAT_BYTES, encode_embed, encode_embed_all, encode_embed_sparse
 from tei_grpc.rpc.requests import input_of
 from tei_grpc.rpc.room import Rooms
 from tei_grpc.rpc.streams import Largest, answer_in_order
 from tei_grpc.types import Caller, EmbedAllResult, EmbedResult, EmbedSparseResult
 
 SPECIAL_TOKENS = 8  # more than any tokenizer adds
-FLOAT_BYTES = 4
 SPARSE_BYTES = 16 << 10  # more than most sparse vectors have: some hundred entries of about eleven bytes
 
 
