@@ -10,6 +10,7 @@ class RunningCalls:
 
     def __init__(self) -> None:
         self.are_cut = False
+        self.begun = 0  # so far
         self._tasks: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
@@ -21,6 +22,7 @@ class RunningCalls:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a call runs in a task")
+        self.begun += 1
         self._tasks.add(task)
         try:
             yield
