@@ -17,6 +17,7 @@ from tei_grpc.config import EngineConfig
 from tei_grpc.engine import validation
 from tei_grpc.engine.request import task_is_cancelled
 from tei_grpc.engine.templating import encode_pair, encode_unlocked
+from tei_grpc.engine.words import words_of
 from tei_grpc.errors import TeiError, TokenizationError, UnavailableError, is_failure
 from tei_grpc.loading.chat_template import PairTemplate
 from tei_grpc.loading.failures import library_errors
@@ -31,6 +32,8 @@ Form = Callable[[Iterator[SimpleToken]], T]
 # and keeps the event loop for well under a millisecond.
 INLINE_CHARS = 256
 
+PLAIN_CHARS = 8  # per token that a model takes; longer texts are likely to be cut
+
 MAX_WORKERS = 64
 ANY_TEXT = "a"  # that a tokenizer is tried with
 CLOSED = "The server is shutting down"
@@ -44,6 +47,7 @@ class Tokenizer:
         self._model = model
         self._tokenizer = load(model.folder, model.hf_config)
         self._tokenizer.encode_special_tokens = config.split_special_tokens
+        self._words = words_of(self._tokenizer)
         # what may be put before an input: the longest prompt
         self._added_chars = max(map(len, [model.default_prompt or "", *model.prompts.values()]))
         self._is_closed = False
@@ -56,12 +60,12 @@ class Tokenizer:
 
     async def encode(self, input: Input) -> Encoding:
         """The input as the model will see it. Raises ValidationError, TokenizationError."""
-        return await self._run(input.chars + self._added_chars, lambda: self._encode(input))
+        return (await self.encode_all([input]))[0]
 
     async def encode_all(self, inputs: Sequence[Input]) -> list[Encoding]:
         """As `encode`, together. Raises what it raises for the first one that has an error."""
         chars = sum(input.chars + self._added_chars for input in inputs)
-        return await self._run(chars, lambda: [self._encode(input) for input in inputs])
+        return await self._run(chars, lambda: self._encode_all(inputs))
 
     async def tokenize(
         self, text: str, form: Form[T], *, add_special_tokens: bool = True, prompt_name: str | None = None
@@ -94,6 +98,34 @@ class Tokenizer:
             if self._is_closed:
                 raise UnavailableError(CLOSED) from None
             raise TokenizationError("tokenizer error: the input could not be tokenized") from error
+
+    def _encode_all(self, inputs: Sequence[Input]) -> list[Encoding]:
+        """Those that are a text and nothing else together, which is faster; then one by one those that must be."""
+        plain = {place: text for place, input in enumerate(inputs) if (text := self._plain(input)) is not None}
+        found = dict(zip(plain, self._encode_plain([*plain.values()]), strict=True))
+        return [found.get(place) or self._encode(input) for place, input in enumerate(inputs)]
+
+    def _plain(self, input: Input) -> str | None:
+        """The text as it is tokenized, unless there is more to an input; a long one may have to be cut."""
+        model = self._model
+        if input.pair is not None or len(input.text) > PLAIN_CHARS * model.max_input_length:
+            return None
+        prompt = validation.resolve_prompt(model, input.prompt_name)
+        return None if prompt and not model.include_prompt else self._cased(prompt + input.text)
+
+    def _encode_plain(self, texts: Sequence[str]) -> list[Encoding | None]:
+        """None for what is to be cut or refused."""
+        try:
+            encodings = self._encode_whole(texts)
+        except Exception:  # of which text it is shows when each is tokenized alone
+            return [None] * len(texts)
+        return [each if 0 < len(each.input_ids) <= self._model.max_input_length else None for each in encodings]
+
+    def _encode_whole(self, texts: Sequence[str]) -> list[Encoding]:
+        if self._words is not None:
+            return [Encoding(ids) for ids in self._words.encode(texts)]
+        encodings = self._tokenizer.encode_batch_fast(texts)
+        return [Encoding(np.array(each.ids, np.int32), type_ids(each)) for each in encodings]
 
     def _encode(self, input: Input) -> Encoding:
         if self._model.template is not None and input.pair is not None:

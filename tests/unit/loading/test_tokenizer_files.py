@@ -12,6 +12,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from tei_grpc.engine.tokenizer import load
+from tei_grpc.engine.words import words_of
 from tei_grpc.errors import StartupError
 from tests.folders import write_json
 
@@ -71,6 +72,22 @@ def assert_equal_ids(folder: Path, config: Mapping[str, object] | None = None) -
         encoding, expected = ours.encode(text, pair), theirs([(text, pair)], return_token_type_ids=True)
         assert [encoding.ids] == expected["input_ids"], (text, pair)
         assert [encoding.type_ids] == expected["token_type_ids"], (text, pair)
+    assert_equal_together(ours)
+
+
+def assert_equal_together(tokenizer: Tokenizer) -> None:
+    """Neither without offsets, nor by its words where it has any, does a text have other ids or types."""
+    expected = [tokenizer.encode(text) for text in TEXTS]
+    quick = tokenizer.encode_batch_fast(TEXTS)
+    assert [each.ids for each in quick] == [each.ids for each in expected]
+    assert [each.type_ids for each in quick] == [each.type_ids for each in expected]
+    words = words_of(tokenizer)
+    if isinstance(tokenizer.model, models.WordPiece):
+        assert words is not None
+        assert [ids.tolist() for ids in words.encode(TEXTS)] == [each.ids for each in expected]
+        assert not any(any(each.type_ids) for each in expected)
+    else:
+        assert words is None
 
 
 # --- WordPiece
