@@ -1,14 +1,15 @@
 """The `x-*` initial metadata of unary successes: what the call cost, for proxies and load tests."""
 
 from tei_grpc.rpc.context import Context
+from tei_grpc.rpc.operations import send_with_next
 from tei_grpc.types import Info, Metadata
 
 NS_PER_MS = 1_000_000
 
 
 async def send_headers(context: Context, metadata: Metadata, info: Info) -> None:
-    """Send the initial metadata of a unary call that succeeded."""
-    await context.send_initial_metadata(headers_of(metadata, info))
+    """Send the initial metadata of a unary call that succeeded, together with its reply."""
+    await send_with_next(context, headers_of(metadata, info))
 
 
 def headers_of(metadata: Metadata, info: Info) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,7 @@ from tei_grpc.errors import StartupError
 from tei_grpc.rpc.calls import RunningCalls
 from tei_grpc.rpc.health import HealthServicer
 from tei_grpc.rpc.interceptors import ErrorInterceptor, KeyInterceptor, StateInterceptor
-from tei_grpc.rpc.operations import free_all_operations
+from tei_grpc.rpc.operations import take_over_operations
 from tei_grpc.rpc.reflection import add_reflection
 from tei_grpc.rpc.room import Rooms
 from tei_grpc.runtime import life, notices
@@ -55,7 +55,7 @@ class GrpcServer:
 
     def __init__(self, config: ServerConfig, engine: Engine) -> None:
         """Raises StartupError when keys or certificates cannot be read."""
-        free_all_operations()
+        take_over_operations()
         self._config = config
         self._engine = engine
         self._keys = _key_interceptor(config)

@@ -7,7 +7,7 @@ from tei_grpc.engine.reranking import Score
 from tei_grpc.errors import ValidationError
 from tei_grpc.pb import tei_pb2, tei_pb2_grpc
 from tei_grpc.rpc.context import Context, stream_caller, unary_caller
-from tei_grpc.rpc.headers import send_headers
+from tei_grpc.rpc.headers import headers_of, send_headers
 from tei_grpc.rpc.reply import metadata_message
 from tei_grpc.rpc.requests import direction_of, scoring_of
 from tei_grpc.rpc.room import Rooms
@@ -47,7 +47,8 @@ class RerankServicer(tei_pb2_grpc.RerankServicer):
 
                 scores = await collect_in_order(score, context, rooms=self._rooms)
                 result = reranking.rank(scores, raw_scores=first.raw_scores)
-                await send_headers(context, result.metadata, self._engine.info)  # fails where the caller has left
+                headers = headers_of(result.metadata, self._engine.info)
+                await context.send_initial_metadata(headers)  # now: fails where the caller has left
                 reranking.succeed(result)
             return _response(result, first.texts or None)
         finally:

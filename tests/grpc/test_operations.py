@@ -8,11 +8,12 @@ import grpc
 import psutil
 import pytest
 
-from tei_grpc.rpc.operations import free_all_operations
+from tei_grpc.rpc.operations import send_with_next, take_over_operations
 
 MESSAGE = bytes(200_000)
 CALLS = 200
 HELD = CALLS * len(MESSAGE)
+HEADERS = (("x-cost", "7"),)
 
 Handler = Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]
 
@@ -20,7 +21,7 @@ Handler = Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]
 @asynccontextmanager
 async def serve_one(handler: Handler) -> AsyncIterator[grpc.aio.StreamStreamMultiCallable]:
     """A server with one method, and that method on a client's side."""
-    free_all_operations()
+    take_over_operations()
     server = grpc.aio.server()
     methods = {"Call": grpc.stream_stream_rpc_method_handler(handler)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", methods),))
@@ -85,3 +86,47 @@ async def test_message_to_a_client_that_has_left_fails():
         stream.cancel()
         async with asyncio.timeout(10):
             await failed.wait()
+
+
+def send_at_once(context: grpc.aio.ServicerContext) -> None:
+    """Send initial metadata without waiting for anything, not even a turn of the event loop."""
+    with pytest.raises(StopIteration):
+        send_with_next(context, HEADERS).send(None)
+
+
+async def test_initial_metadata_travels_with_the_message():
+    async def answer(_: object, context: grpc.aio.ServicerContext) -> None:
+        send_at_once(context)
+        await context.write(b"reply")
+        await context.write(b"another")
+
+    async with serve_one(answer) as method:
+        call = method()
+        assert [await call.read(), await call.read()] == [b"reply", b"another"]
+        assert tuple(await call.initial_metadata()) == HEADERS
+        assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_initial_metadata_travels_with_the_status_of_a_call_that_fails_after_all():
+    async def fail(_: object, context: grpc.aio.ServicerContext) -> None:
+        send_at_once(context)
+        await context.abort(grpc.StatusCode.INTERNAL, "no reply")
+
+    async with serve_one(fail) as method:
+        call = method()
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        assert tuple(await call.initial_metadata()) == HEADERS
+
+
+async def test_initial_metadata_that_cannot_be_sent_holds_nothing_back():
+    async def send_twice(_: object, context: grpc.aio.ServicerContext) -> None:
+        send_at_once(context)
+        await context.write(b"reply")
+        with pytest.raises(grpc.aio.UsageError):
+            await send_with_next(context, HEADERS)
+        await context.write(b"another")
+
+    async with serve_one(send_twice) as method:
+        call = method()
+        assert [await call.read(), await call.read()] == [b"reply", b"another"]
+        assert await call.code() is grpc.StatusCode.OK
