@@ -34,38 +34,38 @@ class Product:
     """activation(x W^T + b), holding the weight [out, in] as int8 and the bias as float32, for `x` in bfloat16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None) -> None:
-        values, self._scales = quantize_weight(weight)
-        self._packed = torch.ops.onednn.qlinear_prepack(values, None)
-        self._zeros = torch.zeros(len(weight), dtype=torch.int64)
+        values, self.scales = quantize_weight(weight)
+        self.packed = torch.ops.onednn.qlinear_prepack(values, None)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int64)
         self._half = torch.full(weight.shape[1:], ZERO + 0.5)
-        self._bias = None if bias is None else bias.float()
-        self._activation = activation
+        self.bias = None if bias is None else bias.float()
+        self.activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]; in float32, by a copy of the weight, where `x` is float32."""
         if x.dtype == torch.float32:
-            return self._activate(functional.linear(x, self.weight(), self._bias))
+            return self._activate(functional.linear(x, self.weight(), self.bias))
         rows = quantize_rows(x, self._half)
         y = self.multiply(rows.values)
-        if dequantize(y, rows.scales, self._bias, self._activation):
+        if dequantize(y, rows.scales, self.bias, self.activation):
             return y
         wide = y.float().mul_(rows.scales)
-        return self._activate(wide if self._bias is None else wide.add_(self._bias)).to(x.dtype)
+        return self._activate(wide if self.bias is None else wide.add_(self.bias)).to(x.dtype)
 
     def weight(self) -> Tensor:
         """What the layer multiplies by: float32 [out, in]."""
-        dense: Tensor = self._packed.to_dense().T * self._scales[:, None]
+        dense: Tensor = self.packed.to_dense().T * self.scales[:, None]
         return dense
 
     def multiply(self, values: Tensor) -> Tensor:
         """Rows' `values`, times the weight: bfloat16 [rows, out]."""
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            values, 1.0, ZERO, self._packed, self._scales, self._zeros, None, 1.0, 0, torch.bfloat16, "none", [], ""
+            values, 1.0, ZERO, self.packed, self.scales, self.zeros, None, 1.0, 0, torch.bfloat16, "none", [], ""
         )
         return y
 
     def _activate(self, y: Tensor) -> Tensor:
-        return y if self._activation is None else self._activation(y)
+        return y if self.activation is None else self.activation(y)
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,18 +23,18 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
         self.activation = activation
-        self._product: Activation | None = None
+        self.product: Activation | None = None
 
     def prepare(self, prepack: Prepack = prepack) -> None:
         """Lay the loaded weight out for this machine where that is faster; `weight` is gone afterwards."""
-        self._product = prepack(self.weight, self.bias, self.activation)
-        if self._product is not None:
+        self.product = prepack(self.weight, self.bias, self.activation)
+        if self.product is not None:
             del self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
-        if self._product is not None:
-            return self._product(x)
+        if self.product is not None:
+            return self.product(x)
         y = functional.linear(x, self.weight, self.bias)
         return y if self.activation is None else self.activation(y)
 

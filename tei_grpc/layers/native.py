@@ -7,9 +7,8 @@ is LLVM as a package.
 import ctypes
 import logging
 import time
-from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +24,7 @@ def compile_module(name: str, assembly: str) -> int:
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
     _check_cpu(features)
-    _parallel()
+    parallel()
     started = time.perf_counter()
     module = llvm.parse_assembly(assembly)
     module.verify()
@@ -55,7 +54,7 @@ def call(address: int, arguments: ctypes.Array[ctypes.c_int64], threads: int) ->
     if threads == 1:
         _FUNCTION(address)(arguments)
     else:
-        _parallel()(address, arguments, threads, 0)
+        parallel()(address, arguments, threads, 0)
 
 
 def float_bits(value: float) -> int:
@@ -64,7 +63,7 @@ def float_bits(value: float) -> int:
 
 
 @cache
-def _parallel() -> Callable[..., None]:
+def parallel() -> "ctypes._NamedFuncPointer":
     """OpenMP's way to run a function in the threads that belong to the calling one, as compilers call it.
 
     GOMP_parallel(function, its argument, threads, flags) is libgomp's; LLVM's libomp has it, too. It is there once
@@ -75,4 +74,4 @@ def _parallel() -> Callable[..., None]:
     except AttributeError as error:
         raise RuntimeError("torch has brought no OpenMP with `GOMP_parallel`") from error
     found.restype, found.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    return cast(Callable[..., None], found)
+    return found

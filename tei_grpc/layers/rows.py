@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum, auto
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,33 +53,49 @@ class Slot(IntEnum):
     NEXT = auto()  # counted up by threads
 
 
+class Arguments(NamedTuple):
+    """What a kernel is called with, and in how many threads."""
+
+    numbers: ctypes.Array[ctypes.c_int64]  # by `Slot`
+    threads: int
+
+
 class RowKernel:
     """A compiled kernel."""
 
     def __init__(self, address: int, lanes: int) -> None:
-        self._address = address
+        self.address = address
         self._lanes = lanes
 
     def fits(self, rows: Tensor) -> bool:
         """Whether it takes rows of that size, on that device."""
-        return rows.device.type == "cpu" and rows.shape[1] % self._lanes == 0
+        return rows.device.type == "cpu" and self.takes(rows.shape[1])
+
+    def takes(self, size: int) -> bool:
+        """Whether it takes rows of so many values."""
+        return size % self._lanes == 0
 
     def __call__(self, rows: Tensor, *, eps: float = 0.0, **operands: Tensor) -> None:
         """Go through `rows`; the others, contiguous as well, by their names in `Slot`."""
-        threads = 1 if rows.numel() < SHARED_VALUES else torch.get_num_threads()
-        arguments = (ctypes.c_int64 * len(Slot))()
-        arguments[Slot.ROWS], arguments[Slot.SIZE] = rows.shape
-        arguments[Slot.INPUT] = rows.data_ptr()
-        arguments[Slot.EPS] = float_bits(eps)
-        arguments[Slot.TAKE] = len(rows) if threads == 1 else max(1, len(rows) // (TAKES * threads))
+        numbers, threads = self.arguments(*rows.shape)
+        numbers[Slot.INPUT] = rows.data_ptr()
+        numbers[Slot.EPS] = float_bits(eps)
         for name, operand in operands.items():
-            arguments[Slot[name]] = operand.data_ptr()
-        call(self._address, arguments, threads)
+            numbers[Slot[name]] = operand.data_ptr()
+        call(self.address, numbers, threads)
+
+    def arguments(self, rows: int, size: int) -> Arguments:
+        """Those that the shape of the rows decides."""
+        threads = 1 if rows * size < SHARED_VALUES else torch.get_num_threads()
+        numbers = (ctypes.c_int64 * len(Slot))()
+        numbers[Slot.ROWS], numbers[Slot.SIZE] = rows, size
+        numbers[Slot.TAKE] = rows if threads == 1 else max(1, rows // (TAKES * threads))
+        return Arguments(numbers, threads)
 
 
 def add_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
     """LayerNorm(x + residual), both [rows, size]; `x` is not to be used any more."""
-    kernel = _find("add_norm", x.dtype) if _are_alike(x, residual, norm.weight, norm.bias) else None
+    kernel = find("add_norm", x.dtype) if _are_alike(x, residual, norm.weight, norm.bias) else None
     if kernel is None or not kernel.fits(x):
         y: Tensor = norm(x.add_(residual))
         return y
@@ -89,7 +105,7 @@ def add_norm(x: Tensor, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
 
 def sums(x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
     """Sums of rows of `x` [rows, size], for each pair from the first up to the second: float32 [pairs, size]."""
-    kernel = _find("sum", x.dtype) if _are_alike(x) else None
+    kernel = find("sum", x.dtype) if _are_alike(x) else None
     if kernel is None or not kernel.fits(x):
         return torch.stack([x[first:stop].sum(0, dtype=torch.float32) for first, stop in bounds])
     output = torch.empty(len(bounds), x.shape[1])
@@ -99,7 +115,7 @@ def sums(x: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor] | None:
     """[rows, size] as uint8, ZERO above what they stand for, and scales, float32 [rows, 1]; None: torch is to do it."""
-    kernel = _find("quantize", x.dtype)
+    kernel = find("quantize", x.dtype)
     if kernel is None or not kernel.fits(x):
         return None
     values, scales = torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x), 1)
@@ -112,13 +128,18 @@ def dequantize(y: Tensor, scales: Tensor, bias: Tensor | None, activation: Activ
 
     `scales` are float32 [rows, 1], `bias` float32 [out] or None.
     """
-    if activation not in (None, GELU) or not y.is_contiguous():
-        return False
-    kernel = _find(f"dequantize{'_bias' * (bias is not None)}{'_gelu' * (activation is GELU)}", y.dtype)
-    if kernel is None or not kernel.fits(y):
+    kernel = dequantizer(y.dtype, bias, activation)
+    if kernel is None or not kernel.fits(y) or not y.is_contiguous():
         return False
     kernel(y, SCALES=scales, BIAS=scales if bias is None else bias)  # where there is none, it is not read
     return True
+
+
+def dequantizer(dtype: torch.dtype, bias: Tensor | None, activation: Activation | None) -> RowKernel | None:
+    """The kernel for that, if there is one."""
+    if activation not in (None, GELU):
+        return None
+    return find(f"dequantize{'_bias' * (bias is not None)}{'_gelu' * (activation is GELU)}", dtype)
 
 
 def _are_alike(x: Tensor, *others: Tensor | None) -> bool:
@@ -133,7 +154,8 @@ def _are_alike(x: Tensor, *others: Tensor | None) -> bool:
     )
 
 
-def _find(kind: str, dtype: torch.dtype) -> RowKernel | None:
+def find(kind: str, dtype: torch.dtype) -> RowKernel | None:
+    """The kernel of this name (see `row_kernels`) for rows of `dtype`, proven; None where there is none."""
     with _compiling:
         return _compiled(kind, dtype)
 

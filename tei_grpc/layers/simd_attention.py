@@ -1,7 +1,7 @@
 """Owns attention over packed texts on a CPU by a compiled kernel (see `attention_kernel`), in torch's threads."""
 
 import ctypes
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +17,20 @@ FAR: Final = 1 << 30  # tokens: a window without an end
 SHARED_SCORES: Final = 1 << 12  # of a head, from which to wake other threads pays
 
 
+class Arguments(NamedTuple):
+    """What the kernel is called with, and in how many threads."""
+
+    numbers: ctypes.Array[ctypes.c_int64]  # by `Slot`
+    threads: int
+    scratch: Tensor  # which the numbers point to
+
+
 class SimdAttention:
     """A compiled kernel."""
 
     def __init__(self, dtype: torch.dtype, head_dim: int, *, is_windowed: bool) -> None:
         name = str(dtype).removeprefix("torch.")
-        self._address = Kernel(name, head_dim, is_windowed=is_windowed).compile()
+        self.address = Kernel(name, head_dim, is_windowed=is_windowed).compile()
 
     def __call__(
         self, query: Tensor, key_value: tuple[Tensor, Tensor], inputs: PackedInputs, *, scale: float, mask: Mask
@@ -35,13 +43,20 @@ class SimdAttention:
     def attend_to_texts(self, states: States, inputs: PackedInputs, texts: slice, scale: float, mask: Mask) -> None:
         """Write the output of these texts' rows; `states` are those of all rows."""
         query, key, value = map(_in_rows, (states.query, states.key, states.value))
+        states = States(query, key, value, states.output)
+        arguments = self.arguments(states, inputs, texts, scale, mask)
+        call(self.address, arguments.numbers, arguments.threads)
+
+    def arguments(self, states: States, inputs: PackedInputs, texts: slice, scale: float, mask: Mask) -> Arguments:
+        """For states that have the values of a head side by side. Addresses of meta tensors are offsets."""
+        query, key = states.query, states.key
+        tensors = query, key, states.value, states.output
         tokens = inputs.offsets[texts.stop] - inputs.offsets[texts.start]
         threads = _threads(tokens, inputs.max_seqlen)
         size = _scratch_size(inputs.max_seqlen, query.shape[2])
         heads, scratch = key.shape[1], torch.empty(threads * size)
         items = heads * (texts.stop - texts.start)
-        tensors = (query, key, value, states.output)
-        arguments = (ctypes.c_int64 * len(Slot))(
+        numbers = (ctypes.c_int64 * len(Slot))(
             *(tensor.data_ptr() for tensor in tensors),
             inputs.cu_seqlens[texts.start :].data_ptr(),
             items,
@@ -55,7 +70,7 @@ class SimdAttention:
             size,
             items if threads == 1 else max(1, items // (TAKES * threads)),
         )
-        call(self._address, arguments, threads)
+        return Arguments(numbers, threads, scratch)
 
 
 def takes(dtype: torch.dtype, head_dim: int) -> bool:

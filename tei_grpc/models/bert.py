@@ -8,6 +8,7 @@ from tei_grpc.layers.heads import BertHeads, MaskedLM, RobertaHeads, decode
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.post_norm import Intermediate, PositionedEmbeddings, Residual, Transform
+from tei_grpc.layers.stack import Parts, PostNormStack
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -41,6 +42,12 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(hidden, intermediate, config["hidden_act"])
         self.output = Residual(intermediate, hidden, config["layer_norm_eps"])
 
+    @property
+    def parts(self) -> Parts:
+        """See PostNormLayer."""
+        attended, up, down = self.attention.output, self.intermediate, self.output
+        return Parts(self.attention.self, attended.dense, attended.LayerNorm, up.dense, down.dense, down.LayerNorm)
+
     def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         x = self.attention(x, inputs)
@@ -48,18 +55,11 @@ class Layer(nn.Module):
         return y
 
 
-class Encoder(nn.Module):
+class Encoder(PostNormStack):
     """The stack of layers."""
 
     def __init__(self, config: HfConfig) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
-
-    def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
-        for layer in self.layer:
-            x = layer(x, inputs)
-        return x
+        super().__init__((Layer(config) for _ in range(config["num_hidden_layers"])), config["num_attention_heads"])
 
 
 class Predictions(nn.Module):

@@ -10,6 +10,7 @@ from tei_grpc.layers.heads import Decoder
 from tei_grpc.layers.linear import FusedLinear, Linear
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.rows import add_norm
+from tei_grpc.layers.stack import Parts, PostNormStack
 from tei_grpc.loading.weights import Names
 from tei_grpc.models import Blueprint, Head, HfConfig, Model, register
 
@@ -73,24 +74,23 @@ class Layer(nn.Module):
         self.ffn = FeedForward(config)
         self.output_layer_norm = nn.LayerNorm(config["dim"], eps=EPS)
 
+    @property
+    def parts(self) -> Parts:
+        """See PostNormLayer."""
+        attention, ffn = self.attention, self.ffn
+        return Parts(attention, attention.out_lin, self.sa_layer_norm, ffn.lin1, ffn.lin2, self.output_layer_norm)
+
     def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
         x = add_norm(self.attention.attend(x, inputs), x, self.sa_layer_norm)
         return add_norm(self.ffn(x), x, self.output_layer_norm)
 
 
-class Transformer(nn.Module):
+class Transformer(PostNormStack):
     """The stack of layers."""
 
     def __init__(self, config: HfConfig) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList(Layer(config) for _ in range(config["n_layers"]))
-
-    def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]."""
-        for layer in self.layer:
-            x = layer(x, inputs)
-        return x
+        super().__init__((Layer(config) for _ in range(config["n_layers"])), config["n_heads"])
 
 
 @register("distilbert")

@@ -120,7 +120,7 @@ def test_rows_of_other_sizes_are_left_to_torch() -> None:
 
 def test_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(row_kernels.WRITERS, "add_norm", lambda _: row_kernels.write_add_norm("bfloat16"))
-    assert rows._find("add_norm", torch.float32) is None
+    assert rows.find("add_norm", torch.float32) is None
 
 
 def test_cpu_that_llvm_does_not_know_is_served_by_torch(
@@ -151,4 +151,4 @@ def test_rows_are_summed_span_by_span(dtype: torch.dtype, size: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_are_used_here(kind: str, dtype: torch.dtype) -> None:
     """Else the tests above would only see torch."""
-    assert rows._find(kind, dtype) is not None
+    assert rows.find(kind, dtype) is not None

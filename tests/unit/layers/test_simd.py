@@ -180,7 +180,7 @@ def test_functions_of_one_name_are_compiled_and_called_side_by_side() -> None:
 
 
 def test_nothing_is_compiled_where_it_would_keep_cores_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    native._parallel.cache_clear()
+    native.parallel.cache_clear()
     monkeypatch.setattr(native, "ctypes", SimpleNamespace(CDLL=lambda name: object()))
     with pytest.raises(RuntimeError, match="no OpenMP"):
         compiled(write_count, LEAST_LANES)
