@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ from tei_grpc.loading.model_config import ModelConfig
 from tei_grpc.metrics import Metrics
 from tei_grpc.types import Caller, Encoding, Entry, Failure, Input, Kind, Metadata, ModelFacts, Output
 
-RECENT = 512  # inputs that are looked at for failures before more are sent
 TOGETHER = 64  # inputs that are tokenized in one go: long enough to be worth a hop to a thread, and soon on the device
 
 
@@ -27,27 +27,69 @@ class Loaded(NamedTuple):
     facts: ModelFacts
 
 
+Taker = Callable[[Output | Failure], None]
+
+
 class Sent(NamedTuple):
-    """An input under way."""
+    """An input on its way."""
 
-    input: Input
-    encoding: Encoding
+    chars: int
     entry: Entry
-    future: asyncio.Future[Output]
-    started_ns: int  # as if it had been tokenized after it had its permit
+    tokenization_ns: int  # it took to tokenize it, with others where they are together
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether its answer is an error."""
-        return self.future.done() and not self.future.cancelled() and self.future.exception() is not None
+
+class Pending:
+    """The inputs of one list: those that are under way, each with a permit, and what the others have come to."""
+
+    def __init__(self, device: Device, takers: dict[int, Taker]) -> None:
+        """Take the line's book of who takes which result."""
+        self.answered: list[Answer] = []  # in the order of the list, as far as `wait` has come
+        self.has_failed = False  # one of them
+        self._device, self._takers, self._taker = device, takers, self._take
+        self._sent: list[Sent] = []
+        self._results: dict[int, Output | Failure] = {}
+        self._ended_ns: dict[int, int] = {}
+        self._changed = asyncio.Event()
+
+    def submit(self, sent: Sent) -> None:
+        """Put an input that has a permit into the queue. Raises UnavailableError."""
+        self._takers[sent.entry.id] = self._taker
+        self._sent.append(sent)
+        self._device.submit(sent.entry)
+
+    def _take(self, result: Output | Failure) -> None:
+        self._results[result.id] = result
+        self._ended_ns[result.id] = time.monotonic_ns()
+        self.has_failed |= isinstance(result, Failure)
+        self._device.release()
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Until all are answered. Raises the error of the first that is not."""
+        for sent in self._sent:
+            id = sent.entry.id
+            while id not in self._results:
+                self._changed.clear()
+                await self._changed.wait()
+            result = self._results[id]
+            if isinstance(result, Failure):
+                raise result.error
+            self.answered.append(Answer(result, _metadata(sent, result, self._ended_ns[id])))
+
+    def leave(self) -> None:
+        """Have nothing under way any more."""
+        for id in [sent.entry.id for sent in self._sent if sent.entry.id not in self._results]:
+            del self._takers[id]
+            self._device.cancel(id)
+            self._device.release()
 
 
 class Line:
-    """Sends inputs to the device's side and keeps the futures of those that are under way. For one event loop."""
+    """Sends inputs to the device's side and hands on what comes back for those under way. For one event loop."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._pending: dict[int, asyncio.Future[Output]] = {}
+        self._takers: dict[int, Taker] = {}
         self._ids = count()
 
     async def answer(self, loaded: Loaded, kind: Kind, input: Input, caller: Caller) -> Answer:
@@ -63,8 +105,9 @@ class Line:
             queued = time.monotonic_ns()
             _check_deadline(caller, queued)
             self._metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
-            output = await self._infer(loaded.device, _entry(next(self._ids), kind, encoding, caller, queued))
-            metadata = _metadata(input, encoding, output, started, queued)
+            sent = Sent(input.chars, _entry(next(self._ids), kind, encoding, caller, queued), queued - started)
+            output = await self._infer(loaded.device, sent.entry)
+            metadata = _metadata(sent, output, time.monotonic_ns())
             self._metrics.input_succeeded(kind, metadata)
             return Answer(output, metadata)
         finally:
@@ -77,71 +120,48 @@ class Line:
 
         Each has a permit of its own, for which it waits. Nothing is left under way.
         """
-        sent: list[Sent] = []
+        pending = Pending(loaded.device, self._takers)
         begun = time.monotonic_ns()
         try:
             for start in range(0, len(inputs), TOGETHER):
-                if any(one.has_failed for one in sent[-RECENT:]):
+                if pending.has_failed:
                     break
-                some = inputs[start : start + TOGETHER]
-                started = time.monotonic_ns()
-                _check_deadline(caller, started)
-                encodings = await loaded.tokenizer.encode_all(some)
-                took = time.monotonic_ns() - started
-                for input, encoding in zip(some, encodings, strict=True):
-                    sent.append(await self._send(loaded.device, kind, input, encoding, caller, took))
-            answers = [self._answered(one, await one.future, kind) for one in sent]
-            return answers, summarize([answer.metadata for answer in answers], time.monotonic_ns() - begun)
+                await self._send(loaded, pending, kind, inputs[start : start + TOGETHER], caller)
+            await pending.wait()
+            return pending.answered, summarize(
+                [each.metadata for each in pending.answered], time.monotonic_ns() - begun
+            )
         finally:
-            for one in sent:
-                if one.future.cancel() or one.future.cancelled():  # with its caller
-                    loaded.device.cancel(one.entry.id)
-                else:
-                    one.future.exception()  # of others than the first that failed nobody asks
+            pending.leave()
+            self._metrics.inputs_succeeded(kind, [each.metadata for each in pending.answered])
 
     async def _send(
-        self, device: Device, kind: Kind, input: Input, encoding: Encoding, caller: Caller, took: int
-    ) -> "Sent":
-        """Permit -> queue; the permit is given back when the future ends. To tokenize took `took` ns."""
-        self._metrics.input_started(kind)
-        turn = device.admit(waits=True)
-        if turn is not None:
-            await turn
-        future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-        entry = _entry(next(self._ids), kind, encoding, caller, time.monotonic_ns())
-        self._metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
-        self._pending[entry.id] = future
-        future.add_done_callback(lambda _: self._end(device, entry.id))
-        try:
-            device.submit(entry)
-        except BaseException:
-            future.cancel()
-            raise
-        return Sent(input, encoding, entry, future, entry.queued_ns - took)
-
-    def _end(self, device: Device, entry_id: int) -> None:
-        self._pending.pop(entry_id, None)
-        device.release()
-
-    def _answered(self, one: "Sent", output: Output, kind: Kind) -> Answer:
-        metadata = _metadata(one.input, one.encoding, output, one.started_ns, one.entry.queued_ns)
-        self._metrics.input_succeeded(kind, metadata)
-        return Answer(output, metadata)
+        self, loaded: Loaded, pending: Pending, kind: Kind, inputs: Sequence[Input], caller: Caller
+    ) -> None:
+        """Tokenize together; then each: permit -> queue."""
+        started = time.monotonic_ns()
+        _check_deadline(caller, started)
+        encodings = await loaded.tokenizer.encode_all(inputs)
+        took = time.monotonic_ns() - started
+        for input, encoding in zip(inputs, encodings, strict=True):
+            self._metrics.input_started(kind)
+            turn = loaded.device.admit(waits=True)
+            if turn is not None:
+                await turn
+            self._metrics.input_encoded(len(encoding.input_ids), is_cut=encoding.is_cut)
+            entry = _entry(next(self._ids), kind, encoding, caller, time.monotonic_ns())
+            pending.submit(Sent(input.chars, entry, took))
 
     def deliver(self, results: Sequence[Output | Failure]) -> None:
-        """Hand outputs to those who wait for them."""
+        """Hand results to those who wait for them; who does not has left."""
         for result in results:
-            future = self._pending.pop(result.id, None)
-            if future is None or future.done():
-                continue  # the caller has left
-            if isinstance(result, Failure):
-                future.set_exception(result.error)
-            else:
-                future.set_result(result)
+            take = self._takers.pop(result.id, None)
+            if take is not None:
+                take(result)
 
     async def _infer(self, device: Device, entry: Entry) -> Output:
         future: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
-        self._pending[entry.id] = future
+        self._takers[entry.id] = partial(_settle, future)
         try:
             device.submit(entry)
             return await future
@@ -149,7 +169,16 @@ class Line:
             device.cancel(entry.id)
             raise
         finally:
-            self._pending.pop(entry.id, None)
+            self._takers.pop(entry.id, None)
+
+
+def _settle(future: asyncio.Future[Output], result: Output | Failure) -> None:
+    if future.done():  # the caller has left
+        return
+    if isinstance(result, Failure):
+        future.set_exception(result.error)
+    else:
+        future.set_result(result)
 
 
 def _entry(id: int, kind: Kind, encoding: Encoding, caller: Caller, queued: int) -> Entry:
@@ -163,12 +192,12 @@ def _check_deadline(caller: Caller, now: int) -> None:
         raise DeadlineError
 
 
-def _metadata(input: Input, encoding: Encoding, output: Output, started: int, queued: int) -> Metadata:
+def _metadata(sent: Sent, output: Output, ended: int) -> Metadata:
     return Metadata(
-        compute_chars=input.chars,
-        compute_tokens=len(encoding.input_ids),
-        total_time_ns=time.monotonic_ns() - started,
-        tokenization_time_ns=queued - started,
+        compute_chars=sent.chars,
+        compute_tokens=len(sent.entry.input_ids),
+        total_time_ns=ended - sent.entry.queued_ns + sent.tokenization_ns,
+        tokenization_time_ns=sent.tokenization_ns,
         queue_time_ns=output.queue_ns,
         inference_time_ns=output.inference_ns,
         batch_size=output.batch_size,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, MutableSequence, Sequence
 from itertools import accumulate, product
 from typing import TypeAlias
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -92,6 +93,13 @@ class Histogram(Collector):
         """Count a value."""
         self._own[bisect_left(self._bounds, value)] += 1
         self._own[-1] += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count each of many values."""
+        places = np.searchsorted(self._bounds, values, side="left")
+        for place, count in enumerate(np.bincount(places).tolist()):
+            self._own[place] += count
+        self._own[-1] += sum(values)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Return the counts, for a scrape."""

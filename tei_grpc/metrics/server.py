@@ -56,6 +56,12 @@ class _Durations:
         self._queue.observe(metadata.queue_time_ns)
         self._inference.observe(metadata.inference_time_ns)
 
+    def observe_all(self, answers: Sequence[Metadata]) -> None:
+        self._total.observe_all([each.total_time_ns for each in answers])
+        self._tokenization.observe_all([each.tokenization_time_ns for each in answers])
+        self._queue.observe_all([each.queue_time_ns for each in answers])
+        self._inference.observe_all([each.inference_time_ns for each in answers])
+
 
 class _Group:
     """`te_embed_*` or `te_predict_*`: what is counted per kind of work."""
@@ -162,6 +168,11 @@ class Metrics:
         """Count an answered input and record its times."""
         self._groups[kind].success.add()
         self._groups[kind].durations.observe(metadata)
+
+    def inputs_succeeded(self, kind: Kind, answers: Sequence[Metadata]) -> None:
+        """As `input_succeeded`, for each of many."""
+        self._groups[kind].success.add(amount=len(answers))
+        self._groups[kind].durations.observe_all(answers)
 
     def batch_formed(self, requests: int, tokens: int, *, budget: int) -> None:
         """Record the size of a batch that the model answered; `budget` is the most tokens that it may have."""

@@ -6,6 +6,7 @@ import socket
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 
 import prometheus_client
 import pytest
@@ -212,6 +213,21 @@ def test_answered_request_records_its_four_times_in_seconds(metrics: Metrics) ->
 def test_answered_input_records_its_four_times_in_seconds(metrics: Metrics) -> None:
     metrics.input_succeeded(Kind.EMBED, METADATA)
     assert [value(metrics, f"te_embed_{part}_sum") for part in PARTS] == pytest.approx([0.004, 0.001, 0.002, 0.0005])
+
+
+def test_many_answers_count_as_each_of_them_would() -> None:
+    one_by_one, together = Metrics(), Metrics()
+    times = [0, 9_999, 10_000, 15_000, 15_001, 4_000_000, 10**13]
+    answers = [replace(METADATA, total_time_ns=time, queue_time_ns=2 * time) for time in times]
+    for answer in answers:
+        one_by_one.input_succeeded(Kind.EMBED, answer)
+    together.inputs_succeeded(Kind.EMBED, answers)
+    together.inputs_succeeded(Kind.EMBED, [])
+    assert embed_samples(together) == embed_samples(one_by_one)
+
+
+def embed_samples(metrics: Metrics) -> list[str]:
+    return [line for line in metrics.render().decode().splitlines() if line.startswith("te_embed")]
 
 
 @pytest.mark.parametrize("kind", sorted(set(ErrorKind) - {ErrorKind.STARTUP, ErrorKind.DEADLINE}))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tei_grpc.errors import InferenceError, ValidationError
-from tei_grpc.types import Input
+from tei_grpc.types import Failure, Input
 from tests import folders
 from tests.fakes import FakeRunner, answer, fake_engine
 from tests.samples import endings, sample
@@ -72,6 +72,38 @@ async def test_first_that_fails_decides_and_the_rest_leaves_the_queue(tmp_path, 
     assert "never retrieved" not in caplog.text
 
 
+async def test_inputs_before_the_first_that_fails_count_as_answered(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.answer = lambda entry: InferenceError("this one") if len(entry) == 5 else answer(entry)
+    async with fake_engine(folders.embedder(tmp_path), runner) as (engine, _):
+        with pytest.raises(InferenceError, match="this one"):
+            await engine.embed_many(TEXTS[:7])  # of 4, 5, ... tokens
+        assert sample(engine.metrics, "te_embed_count_total") == 7
+        assert sample(engine.metrics, "te_embed_success_total") == 1
+        assert sample(engine.metrics, "te_embed_duration_count") == 1
+
+
+async def test_first_in_order_decides_even_if_it_fails_last(tmp_path) -> None:
+    runner = FakeRunner()
+    runner.answer = lambda entry: InferenceError(f"of {len(entry)} tokens")
+    async with fake_engine(folders.embedder(tmp_path), runner, max_batch_requests=1) as (engine, device):
+        runner.gate.clear()
+        blocker = asyncio.ensure_future(engine.embed("hello"))
+        await asyncio.to_thread(runner.running.wait, 10)
+        task = asyncio.ensure_future(engine.embed_many(["a b c", "a"]))
+        async with asyncio.timeout(10):
+            while device.waiting < 2:
+                await asyncio.sleep(0)
+        engine._line.deliver([Failure(2, InferenceError("the second one"))])
+        runner.gate.set()
+        with pytest.raises(InferenceError, match="of 5 tokens"):
+            await task
+        with pytest.raises(InferenceError, match="of 3 tokens"):
+            await blocker
+        await asyncio.sleep(0)
+        assert device.free_permits == PERMITS
+
+
 async def test_cancelled_list_leaves_the_queue(tmp_path) -> None:
     runner = FakeRunner()
     runner.gate.clear()
@@ -84,7 +116,7 @@ async def test_cancelled_list_leaves_the_queue(tmp_path) -> None:
         await asyncio.sleep(0)
         assert device.free_permits == PERMITS
         assert device.waiting == 0
-        assert not engine._line._pending
+        assert not engine._line._takers
         runner.gate.set()
 
 
