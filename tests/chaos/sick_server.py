@@ -66,10 +66,10 @@ class SickRunner(FakeRunner):
 class SickTokenizer(Tokenizer):
     """Breaks at w194."""
 
-    def _encode(self, input: Input) -> Encoding:
-        if "w194" in input.text:
+    def _encode_all(self, inputs: Sequence[Input]) -> list[Encoding]:
+        if any("w194" in input.text for input in inputs):
             raise RuntimeError("the tokenizer raises")
-        return super()._encode(input)
+        return super()._encode_all(inputs)
 
 
 async def main(folder: str, port: str, metrics_port: str) -> int:
