@@ -11,24 +11,24 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from tei_grpc.pb import tei_pb2
+from tei_grpc.rpc.methods import Methods
 
 V1_PACKAGE, V1ALPHA_PACKAGE = "grpc.reflection.v1", "grpc.reflection.v1alpha"
 V1_SERVICE = f"{V1_PACKAGE}.ServerReflection"
 SERVED: tuple[FileDescriptor, ...] = (tei_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR)
 
 
-def add_reflection(server: grpc.aio.Server) -> None:
+def add_reflection(methods: Methods) -> None:
     """Register both versions, describing all services of this server."""
     names = [service.full_name for file in SERVED for service in file.services_by_name.values()]
     servicer = reflection.aio.ReflectionServicer([*names, V1_SERVICE, reflection.SERVICE_NAME], pool=_pool())
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, methods)
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    methods = {"ServerReflectionInfo": handler}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(V1_SERVICE, methods),))
+    methods.add_registered_method_handlers(V1_SERVICE, {"ServerReflectionInfo": handler})
 
 
 def _pool() -> descriptor_pool.DescriptorPool:

@@ -11,8 +11,9 @@ from tei_grpc.config import ServerConfig
 from tei_grpc.engine.engine import Engine
 from tei_grpc.errors import StartupError
 from tei_grpc.rpc.calls import RunningCalls
+from tei_grpc.rpc.gate import Gate, Keys
 from tei_grpc.rpc.health import HealthServicer
-from tei_grpc.rpc.interceptors import ErrorInterceptor, KeyInterceptor, StateInterceptor
+from tei_grpc.rpc.methods import Methods, Surroundings
 from tei_grpc.rpc.operations import take_over_operations
 from tei_grpc.rpc.reflection import add_reflection
 from tei_grpc.rpc.room import Rooms
@@ -58,7 +59,7 @@ class GrpcServer:
         take_over_operations()
         self._config = config
         self._engine = engine
-        self._keys = _key_interceptor(config)
+        self._keys = _keys(config)
         self._certificates = read_certificates(config.tls_cert, config.tls_key, config.tls_client_ca)
         self._calls = RunningCalls()
         self._health = HealthServicer()
@@ -118,34 +119,29 @@ class GrpcServer:
         return not self._engine.is_stuck
 
     def _compose(self) -> grpc.aio.Server:
-        """Outermost interceptor first."""
-        interceptors = [
-            ErrorInterceptor(self._calls, self._engine.metrics, traced=self._config.otlp_endpoint is not None),
-            *([] if self._keys is None else [self._keys]),
-            StateInterceptor(lambda: self._engine.state),
-        ]
-        server = grpc.aio.server(interceptors=interceptors, options=_options(self._config))
-        add_servicers(server, self._engine, self._rooms)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_reflection(server)
+        server = grpc.aio.server(options=_options(self._config))
+        gate, traced = Gate(lambda: self._engine.state, self._keys), self._config.otlp_endpoint is not None
+        methods = Methods(server, Surroundings(self._calls, self._engine.metrics, gate, traced))
+        add_servicers(methods, self._engine, self._rooms)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
+        add_reflection(methods)
         self._engine.on_state(self._follow)
         return server
 
     def _compose_health(self) -> grpc.aio.Server:
         """Without `--health-port` it has no listener."""
-        server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(self._calls, self._engine.metrics)], options=_transport(self._config)
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server = grpc.aio.server(options=_transport(self._config))
+        methods = Methods(server, Surroundings(self._calls, self._engine.metrics))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         return server
 
     def _follow(self, state: State) -> None:
         self._health.follow(state, self._engine.info.model_type if state is State.SERVING else None)
 
 
-def _key_interceptor(config: ServerConfig) -> KeyInterceptor | None:
+def _keys(config: ServerConfig) -> Keys | None:
     keys = config.api_keys()
-    return KeyInterceptor(keys) if keys else None
+    return Keys(keys) if keys else None
 
 
 def _renew(what: str, renew: Callable[[], None]) -> None:

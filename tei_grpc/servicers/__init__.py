@@ -1,9 +1,8 @@
 """One file per proto service: messages to types and back, nothing else. `add_servicers` lists them all."""
 
-import grpc
-
 from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2_grpc
+from tei_grpc.rpc.methods import Methods
 from tei_grpc.rpc.room import Rooms
 from tei_grpc.servicers.embed import EmbedServicer
 from tei_grpc.servicers.info import InfoServicer
@@ -12,10 +11,10 @@ from tei_grpc.servicers.rerank import RerankServicer
 from tei_grpc.servicers.tokenize import TokenizeServicer
 
 
-def add_servicers(server: grpc.aio.Server, engine: Engine, rooms: Rooms) -> None:
+def add_servicers(methods: Methods, engine: Engine, rooms: Rooms) -> None:
     """Register every service; their streams share `rooms`."""
-    tei_pb2_grpc.add_InfoServicer_to_server(InfoServicer(engine), server)
-    tei_pb2_grpc.add_EmbedServicer_to_server(EmbedServicer(engine, rooms), server)
-    tei_pb2_grpc.add_PredictServicer_to_server(PredictServicer(engine, rooms), server)
-    tei_pb2_grpc.add_RerankServicer_to_server(RerankServicer(engine, rooms), server)
-    tei_pb2_grpc.add_TokenizeServicer_to_server(TokenizeServicer(engine, rooms), server)
+    tei_pb2_grpc.add_InfoServicer_to_server(InfoServicer(engine), methods)
+    tei_pb2_grpc.add_EmbedServicer_to_server(EmbedServicer(engine, rooms), methods)
+    tei_pb2_grpc.add_PredictServicer_to_server(PredictServicer(engine, rooms), methods)
+    tei_pb2_grpc.add_RerankServicer_to_server(RerankServicer(engine, rooms), methods)
+    tei_pb2_grpc.add_TokenizeServicer_to_server(TokenizeServicer(engine, rooms), methods)

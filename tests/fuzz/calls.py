@@ -1,10 +1,10 @@
-"""Every RPC without a socket: any bytes walk through the real interceptors, servicers, validation and tokenizer."""
+"""Every RPC without a socket: any bytes walk through the real methods, servicers, validation and tokenizer."""
 
 import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +22,9 @@ from tei_grpc.engine.device import Deliver
 from tei_grpc.engine.engine import Engine
 from tei_grpc.pb import tei_pb2
 from tei_grpc.rpc.calls import RunningCalls
+from tei_grpc.rpc.gate import Gate
 from tei_grpc.rpc.health import HealthServicer
-from tei_grpc.rpc.interceptors import ErrorInterceptor, StateInterceptor
+from tei_grpc.rpc.methods import Methods, Surroundings
 from tei_grpc.rpc.reflection import V1_SERVICE, add_reflection
 from tei_grpc.rpc.room import Rooms
 from tei_grpc.servicers import add_servicers
@@ -134,31 +135,26 @@ class Door:
     """The services around one engine, composed as a server is."""
 
     def __init__(self, engine: Engine) -> None:
-        self._generic: list[Any] = []
-        self._state = StateInterceptor(lambda: engine.state)
-        self._errors = ErrorInterceptor(RunningCalls(), engine.metrics)
+        self._handlers: dict[str, Any] = {}
+        server: Any = self
+        methods = Methods(server, Surroundings(RunningCalls(), engine.metrics, Gate(lambda: engine.state, None)))
         health = HealthServicer()
         health.end()  # Watch would wait for ever
-        add_servicers(self, engine, Rooms(WINDOW))
-        health_pb2_grpc.add_HealthServicer_to_server(health, self)
-        add_reflection(self)
+        add_servicers(methods, engine, Rooms(WINDOW))
+        health_pb2_grpc.add_HealthServicer_to_server(health, methods)
+        add_reflection(methods)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        self._generic += handlers
+        for handler in handlers:
+            for method in METHODS:
+                if (found := handler.service(SimpleNamespace(method=method))) is not None:
+                    self._handlers[method] = found
 
-    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """The same handlers once more."""
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self._handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
 
     async def call(self, method: str, messages: Sequence[bytes]) -> Context:
-        details: Any = SimpleNamespace(method=method, invocation_metadata=())
-
-        async def find(details: Any) -> Any:
-            return next(filter(None, (generic.service(details) for generic in self._generic)), None)
-
-        async def checked(details: Any) -> Any:
-            return await self._state.intercept_service(find, details)
-
-        context = Context(await self._errors.intercept_service(checked, details), messages)
+        context = Context(self._handlers[method], messages)
         await context.answer()
         return context
 

@@ -13,6 +13,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 NAMES = ("", "tei.v1.Info", "tei.v1.Tokenize", "tei.v1.Embed", "tei.v1.Predict", "tei.v1.Rerank")
 LIVENESS = "liveness"
+EMBED = "/tei.v1.Embed/Embed"
 
 
 def stub_of(served):
@@ -174,3 +175,13 @@ async def test_command_tells_serving_by_line_and_exit_code(served, capsys):
 def test_command_fails_when_nobody_listens(capsys):
     assert health.check("127.0.0.1:1", "", 5.0) == 1
     assert "UNAVAILABLE" in capsys.readouterr().out
+
+
+async def test_probe_does_not_wait_behind_calls_that_came_before(served):
+    served.runner.gate.clear()
+    calls = [served.channel.unary_unary(EMBED)(b"\x0a\x02w0") for _ in range(400)]
+    await stub_of(served).Check(request())
+    begun = served.engine.config.max_concurrent_requests - served.device.free_permits
+    served.runner.gate.set()
+    assert {await call.code() for call in calls} == {grpc.StatusCode.OK}
+    assert begun < 100
