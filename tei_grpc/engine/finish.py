@@ -1,5 +1,6 @@
 """The last touches on one entry's arrays: dimensions, normalization, scores, rank order. Pure functions on numpy."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,8 @@ from tei_grpc.types import Floats, Prediction, Rank
 
 def embedding(vector: Floats, *, normalize: bool, dimensions: int | None) -> Floats:
     """Keep the first `dimensions` values of `vector` [dim], then scale to unit length (Matryoshka order)."""
-    vector = vector[:dimensions]
+    if dimensions is not None:
+        vector = vector[:dimensions]
     return unit(vector) if normalize else vector
 
 
@@ -29,7 +31,8 @@ def unit(vector: Floats) -> Floats:
     square = float(np.dot(wide := vector.astype(np.float64), wide))
     if square == 0.0:
         return vector
-    scaled: Floats = (wide / np.sqrt(square)).astype(np.float32)
+    wide /= math.sqrt(square)
+    scaled: Floats = wide.astype(np.float32)
     return scaled
 
 

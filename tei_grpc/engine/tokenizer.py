@@ -60,7 +60,7 @@ class Tokenizer:
 
     async def encode(self, input: Input) -> Encoding:
         """The input as the model will see it. Raises ValidationError, TokenizationError."""
-        return (await self.encode_all([input]))[0]
+        return await self._run(input.chars + self._added_chars, lambda: self._encode_one(input))
 
     async def encode_all(self, inputs: Sequence[Input]) -> list[Encoding]:
         """As `encode`, together. Raises what it raises for the first one that has an error."""
@@ -98,6 +98,11 @@ class Tokenizer:
             if self._is_closed:
                 raise UnavailableError(CLOSED) from None
             raise TokenizationError("tokenizer error: the input could not be tokenized") from error
+
+    def _encode_one(self, input: Input) -> Encoding:
+        text = self._plain(input)
+        found = None if text is None else self._encode_plain([text])[0]
+        return found or self._encode(input)
 
     def _encode_all(self, inputs: Sequence[Input]) -> list[Encoding]:
         """Those that are a text and nothing else together, which is faster; then one by one those that must be."""
