@@ -7,6 +7,8 @@ import numpy as np
 
 from tei_grpc.types import Floats, Prediction, Rank
 
+TOGETHER = 64  # vectors that are scaled in one go: float64 of more would leave the cache
+
 
 def embedding(vector: Floats, *, normalize: bool, dimensions: int | None) -> Floats:
     """Keep the first `dimensions` values of `vector` [dim], then scale to unit length (Matryoshka order)."""
@@ -18,12 +20,19 @@ def embedding(vector: Floats, *, normalize: bool, dimensions: int | None) -> Flo
 def embeddings(found: Sequence[Floats], *, normalize: bool, dimensions: int | None) -> Floats:
     """`embedding` of each vector [dim], one below the other."""
     vectors: Floats = np.stack([vector[:dimensions] for vector in found])
-    if not normalize:
-        return vectors
+    if normalize:
+        for start in range(0, len(vectors), TOGETHER):
+            _scale(vectors[start : start + TOGETHER])
+    return vectors
+
+
+def _scale(vectors: Floats) -> None:
+    """`unit` of each of some vectors [vectors, dim], in place."""
     wide = vectors.astype(np.float64)
     lengths = np.sqrt(np.einsum("rd,rd->r", wide, wide))
-    scaled: Floats = (wide / np.where(lengths == 0.0, 1.0, lengths)[:, None]).astype(np.float32)
-    return scaled
+    lengths[lengths == 0.0] = 1.0
+    wide /= lengths[:, None]
+    vectors[:] = wide
 
 
 def unit(vector: Floats) -> Floats:

@@ -115,3 +115,14 @@ def test_many_vectors_are_finished_like_each_of_them(normalize: bool) -> None:
     for vector, row in zip(found, together, strict=True):
         expected = finish.embedding(vector, normalize=normalize, dimensions=2)
         np.testing.assert_allclose(row, expected, rtol=1e-7)
+
+
+def test_many_vectors_are_scaled_as_each_is_alone() -> None:
+    vectors = np.random.default_rng(0).standard_normal((2 * finish.TOGETHER + 1, 7)).astype(np.float32)
+    vectors[-1] = 0.0
+    found = finish.embeddings([*vectors], normalize=True, dimensions=5)
+    expected = [finish.embedding(vector, normalize=True, dimensions=5) for vector in vectors]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=2e-7)
+    np.testing.assert_allclose(np.linalg.norm(found[:-1], axis=1), 1.0, rtol=1e-6)
+    np.testing.assert_array_equal(finish.embeddings([*vectors], normalize=False, dimensions=5), vectors[:, :5])
