@@ -45,7 +45,7 @@ class Pending:
         """Take the line's book of who takes which result."""
         self.answered: list[Answer] = []  # in the order of the list, as far as `wait` has come
         self.has_failed = False  # one of them
-        self._device, self._takers, self._taker = device, takers, self._take
+        self._device, self._takers = device, takers
         self._sent: list[Sent] = []
         self._results: dict[int, Output | Failure] = {}
         self._ended_ns: dict[int, int] = {}
@@ -53,7 +53,7 @@ class Pending:
 
     def submit(self, sent: Sent) -> None:
         """Put an input that has a permit into the queue. Raises UnavailableError."""
-        self._takers[sent.entry.id] = self._taker
+        self._takers[sent.entry.id] = self._take
         self._sent.append(sent)
         self._device.submit(sent.entry)
 
@@ -73,15 +73,19 @@ class Pending:
                 await self._changed.wait()
             result = self._results[id]
             if isinstance(result, Failure):
-                raise result.error
+                try:
+                    raise result.error
+                finally:
+                    del result  # which the error would keep, and that it
             self.answered.append(Answer(result, _metadata(sent, result, self._ended_ns[id])))
 
     def leave(self) -> None:
-        """Have nothing under way any more."""
+        """Have nothing under way any more, and keep no error."""
         for id in [sent.entry.id for sent in self._sent if sent.entry.id not in self._results]:
             del self._takers[id]
             self._device.cancel(id)
             self._device.release()
+        self._results.clear()
 
 
 class Line:

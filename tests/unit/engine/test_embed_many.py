@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from tei_grpc.errors import InferenceError, ValidationError
-from tei_grpc.types import Failure, Input
+from tei_grpc.types import Entry, Failure, Input
 from tests import folders
 from tests.fakes import FakeRunner, answer, fake_engine
 from tests.samples import endings, sample
@@ -102,6 +104,32 @@ async def test_first_in_order_decides_even_if_it_fails_last(tmp_path) -> None:
             await blocker
         await asyncio.sleep(0)
         assert device.free_permits == PERMITS
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_list_that_has_ended_leaves_no_vectors_to_the_garbage_collector(tmp_path, fails) -> None:
+    given: list[weakref.ref[np.ndarray]] = []
+
+    def remember(entry: Entry) -> tuple[np.ndarray] | InferenceError:
+        if fails and len(entry) == 5:
+            return InferenceError("this one")
+        (vector,) = answer(entry)
+        given.append(weakref.ref(vector))
+        return (vector,)
+
+    runner = FakeRunner()
+    runner.answer = remember
+    gc.collect()
+    gc.disable()
+    try:
+        async with fake_engine(folders.embedder(tmp_path), runner) as (engine, _):
+            with suppress(InferenceError):
+                await engine.embed_many(TEXTS[:100])
+        await asyncio.sleep(0)  # what the device has said last is heard
+        assert len(given) > 50
+        assert [ref for ref in given if ref() is not None] == []
+    finally:
+        gc.enable()
 
 
 async def test_cancelled_list_leaves_the_queue(tmp_path) -> None:
