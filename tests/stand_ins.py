@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tei_grpc.layers.varlen import Varlen, of_torch
+
 
 def varlen_attn(
     query: Tensor,
@@ -46,3 +48,7 @@ def varlen_attn(
 def _seen(length: int, left: int, right: int) -> Tensor:
     distance = torch.arange(length) - torch.arange(length)[:, None]
     return (distance >= -(left if left >= 0 else length)) & (distance <= (right if right >= 0 else length))
+
+
+def torchs() -> Varlen:
+    return next(of_torch(varlen_attn))

@@ -1,38 +1,28 @@
-"""The kernels of a CUDA device, on a CPU: what they are handed, which is chosen, and what they give."""
+"""The kernels of a CUDA device, on a CPU: what each gives, and which is chosen for a call."""
 
-import inspect
 import logging
-import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from tei_grpc.engine.runner import WARM_UP
 from tei_grpc.layers import varlen
 from tei_grpc.layers.attention import CAUSAL, FULL, Mask, attention
-from tei_grpc.layers.bias import alibi_bias
-from tei_grpc.layers.flex import BLOCK, Flex, key_blocks
+from tei_grpc.layers.flex import Flex
 from tei_grpc.layers.grouped import attend_by_group
-from tei_grpc.layers.kernels import BY_GROUP, Call, Kernels, choose_kernels, fastest, is_right, sample
+from tei_grpc.layers.kernels import BY_GROUP, Call, Kernels, choose_kernels, fastest, sample
 from tei_grpc.layers.packed import Attend
-from tei_grpc.layers.varlen import Varlen, of_flash_attn, of_torch, window
+from tei_grpc.layers.varlen import Varlen, of_torch
 from tests import stand_ins
+from tests.stand_ins import torchs
 from tests.unit.layers.batches import packed_inputs
 from tests.unit.layers.literal import literal_attention
 from tests.unit.layers.masks import LENGTHS, masks, states
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-
-
-def torchs() -> Varlen:
-    return next(of_torch(stand_ins.varlen_attn))
-
-
 ATTENDS: dict[str, Attend] = {"varlen": torchs(), "flex": Flex(flex_attention), "by group": attend_by_group}
 PAIRS = [(kernel, name) for kernel in ATTENDS for name, mask in masks().items() if kernel != "varlen" or not mask.bias]
 
@@ -70,76 +60,6 @@ def test_nan_stays_in_its_own_text(kernel: str, poisoned: int) -> None:
     assert found[stop:].equal(clean[stop:])
 
 
-@pytest.mark.parametrize(
-    ("mask", "expected"),
-    [
-        (FULL, (-1, -1)),
-        (CAUSAL, (-1, 0)),
-        (Mask(left=5, right=0), (5, 0)),
-        (Mask(left=4, right=4), (4, 4)),
-        (Mask(left=3), (3, -1)),
-    ],
-)
-def test_window_is_spelled_as_flash_attention_reads_it(mask: Mask, expected: tuple[int, int]) -> None:
-    assert window(mask) == expected
-
-
-def test_stand_in_has_the_signature_of_torchs_kernel() -> None:
-    from torch.nn.attention.varlen import varlen_attn
-
-    assert list(inspect.signature(stand_ins.varlen_attn).parameters) == list(inspect.signature(varlen_attn).parameters)
-
-
-def test_kernel_with_fewer_arguments_is_called_without_them() -> None:
-    def older(q: Tensor, k: Tensor, v: Tensor, *bounds: object, scale: float, window_size: tuple[int, int]) -> Tensor:
-        return stand_ins.varlen_attn(q, k, v, *bounds, scale=scale, window_size=window_size, enable_gqa=True)
-
-    assert is_right(next(of_torch(older)), sample(CPU, torch.bfloat16))
-
-
-def test_kernel_without_windows_is_not_used() -> None:
-    assert list(of_torch(lambda query, key, value, is_causal=False: query)) == []
-
-
-def test_kernel_that_refuses_to_keep_its_sums_in_one_piece_is_asked_again_without() -> None:
-    def refuses(*states: Tensor, num_splits: int | None = None, **options: object) -> Tensor:
-        if num_splits is not None:
-            raise RuntimeError("num_splits is for FA3")
-        return stand_ins.varlen_attn(*states, **options)
-
-    refuses.__signature__ = inspect.signature(stand_ins.varlen_attn)
-    first, second = of_torch(refuses)
-    assert not is_right(first, sample(CPU, torch.bfloat16))
-    assert is_right(second, sample(CPU, torch.bfloat16))
-
-
-def test_flash_attn_is_handed_the_same() -> None:
-    def flash_attn_varlen_func(  # as of flash-attn 2
-        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
-        causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
-        return_attn_probs=False, block_table=None,
-    ):  # fmt: skip
-        bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        return stand_ins.varlen_attn(q, k, v, *bounds, scale=softmax_scale, window_size=window_size, enable_gqa=True)
-
-    call = sample(CPU, torch.bfloat16)
-    kernel = of_flash_attn(flash_attn_varlen_func)
-    for mask in (FULL, CAUSAL, Mask(left=20, right=0)):
-        assert call._replace(mask=mask).to(kernel).equal(call._replace(mask=mask).to(torchs()))
-
-
-def test_fastest_of_the_kernels_that_are_right_is_taken() -> None:
-    wrong = Varlen("wrong", lambda query, *_: query * 0)
-    slow, quick = (Varlen(name, torchs().run) for name in ("slow", "quick"))
-    times = iter([2.0, 1.0])
-    assert fastest([wrong, slow, quick], sample(CPU, torch.bfloat16), lambda run: next(times)) is quick
-
-
-def test_first_way_to_call_a_kernel_is_kept_where_it_is_right() -> None:
-    first, second = of_torch(stand_ins.varlen_attn)
-    assert fastest([first, second], sample(CPU, torch.bfloat16), lambda run: 1 / 0) is first
-
-
 def test_kernel_that_is_wrong_at_the_models_head_size_is_not_used() -> None:
     def run(query: Tensor, *rest: object) -> Tensor:
         return torchs().run(query, *rest) * (1 if query.shape[2] == 64 else 1.1)
@@ -150,26 +70,10 @@ def test_kernel_that_is_wrong_at_the_models_head_size_is_not_used() -> None:
     assert attended(kernels(found), head_dim=8) == ["flex_attention"]
 
 
-def test_kernel_is_proven_where_16_bits_are_too_small_for_the_model() -> None:
-    call = sample(CPU, torch.bfloat16)
-    call.key_value[1][3] = torch.inf
-    assert is_right(torchs(), call)
-    assert not is_right(Varlen("wrong", lambda *call: torchs().run(*call) * 1.1), call)
-
-
 def test_attention_by_groups_says_that_it_needs_lengths() -> None:
     call = sample(CPU, torch.bfloat16)
     with pytest.raises(ValueError, match="lengths of the texts"):
         call._replace(inputs=replace(call.inputs, groups=())).to(attend_by_group)
-
-
-@pytest.mark.parametrize("kernels", [[], [Varlen("absent", lambda *_: 1 / 0)]])
-def test_there_may_be_no_flash_attention(kernels: list[Varlen]) -> None:
-    assert fastest(kernels, sample(CPU, torch.bfloat16), lambda run: 0.0) is None
-
-
-def test_torchs_kernel_is_refused_where_it_does_not_run() -> None:
-    assert fastest(varlen.find_varlen(), sample(CPU, torch.bfloat16), lambda run: 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -240,64 +144,6 @@ def test_kernel_is_chosen_once_for_each_kind_of_call(caplog: pytest.LogCaptureFi
         "attention (torch.bfloat16, heads of 8, window (None, None)): varlen_attn",
         "attention (torch.bfloat16, heads of 8, window (None, 0)): varlen_attn",
     ]
-
-
-@pytest.mark.parametrize("mask", [FULL, CAUSAL, Mask(left=40, right=40), Mask(left=100, right=0)])
-def test_blocks_of_keys_hold_every_key_that_is_seen_and_no_whole_block_more(mask: Mask) -> None:
-    offsets = np.cumsum([0, 5, 200, 1, 300, 128, 90])
-    first, stop = key_blocks(offsets, mask)
-    texts = np.repeat(np.arange(6), np.diff(offsets))
-    distance = np.arange(len(texts)) - np.arange(len(texts))[:, None]
-    seen = texts == texts[:, None]
-    seen &= distance >= -(len(texts) if mask.left is None else mask.left)
-    seen &= distance <= (len(texts) if mask.right is None else mask.right)
-    for block in range(len(first)):
-        keys = np.flatnonzero(seen[block * BLOCK : (block + 1) * BLOCK].any(0))
-        assert (first[block], stop[block]) == (keys[0] // BLOCK, keys[-1] // BLOCK + 1)
-
-
-def test_flex_attention_is_compiled_once_for_all_batches() -> None:
-    """By torch's tracer alone, which decides that; the code that a CUDA device would get is not made."""
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(module: torch.fx.GraphModule, _: object):
-        graphs.append(module)
-        return module.forward
-
-    flex = Flex(torch.compile(flex_attention, dynamic=True, backend=count))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for lengths in ([130, 140], [300, 20, 9], [500], [150, 3, 3, 200]):
-            inputs = packed_inputs(*lengths)
-            query = torch.randn(sum(lengths), 2, 8)
-            call = Call(query, (query, query), inputs, 0.3, Mask(bias=alibi_bias(2, inputs)))
-            torch.testing.assert_close(call.to(flex), call.to(attend_by_group))
-    assert len(graphs) == 1
-
-
-@pytest.mark.parametrize("heads", [2, 12])
-def test_flex_attention_meets_no_size_while_serving_that_warm_up_has_not_compiled(heads: int) -> None:
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(module: torch.fx.GraphModule, _: object):
-        graphs.append(module)
-        return module.forward
-
-    def attend(*lengths: int) -> None:
-        query = torch.randn(sum(lengths), heads, 8)
-        Call(query, (query, query), packed_inputs(*lengths), 0.3, FULL).to(flex)
-
-    flex = Flex(torch.compile(flex_attention, dynamic=True, backend=count))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for lengths in WARM_UP:
-            attend(*lengths)
-        compiled = len(graphs)
-        for lengths in ([5], [100, 20], [1], [500, 3], [2, 2, 2], [700]):
-            attend(*lengths)
-    assert len(graphs) == compiled
 
 
 @pytest.mark.gpu
