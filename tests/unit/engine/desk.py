@@ -1,4 +1,4 @@
-"""Where a device delivers, and what it is given."""
+"""Where a device delivers, what it is given, and how that piles up."""
 
 import asyncio
 import time
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tei_grpc.types import Entry, Failure, Kind, Output
+from tests.fakes import FakeDevice, FakeRunner
 
 
 class Desk:
@@ -39,3 +40,12 @@ class Desk:
 
 def entry(id: int, length: int = 2, deadline_ns: int | None = None) -> Entry:
     return Entry(id, Kind.EMBED, np.full(length, id, np.int32), deadline_ns=deadline_ns, queued_ns=time.monotonic_ns())
+
+
+async def held_back(device: FakeDevice, runner: FakeRunner, entries: Sequence[Entry]) -> None:
+    """Let `entries` pile up behind a batch that runs: they can only leave together."""
+    runner.gate.clear()
+    device.submit(entry(0))
+    await asyncio.to_thread(runner.running.wait, 10)
+    for waiting in entries:
+        device.submit(waiting)
