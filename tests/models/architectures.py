@@ -1,12 +1,14 @@
 """Tiny checkpoints of architectures without a family of ours, as transformers saves them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import (
     BERT_SPECIAL,
@@ -86,3 +88,9 @@ def edit_config(folder: Path, **changes: Any) -> Path:
     kept = {key: value for key, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept))
     return folder
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})

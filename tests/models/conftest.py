@@ -10,10 +10,12 @@ import torch
 from tei_grpc.engine.runner import Runner
 from tei_grpc.layers import varlen
 from tests.checkpoints import make_checkpoint
+from tests.models.architectures import make_architecture
 from tests.models.runners import load_runner
 from tests.pipelines import cuda_stand_in
 
 MakeCheckpoint = Callable[[str], Path]
+MakeArchitecture = Callable[..., Path]
 Load = Callable[..., Runner]
 
 
@@ -41,3 +43,20 @@ def load(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loa
         return runner
 
     return load_ahead
+
+
+@pytest.fixture(scope="session")
+def architecture(tmp_path_factory: pytest.TempPathFactory) -> MakeArchitecture:
+    """The folder of a row of tests/models/architectures.py."""
+
+    @cache
+    def make(name: str, head: str) -> Path:
+        return make_architecture(name, tmp_path_factory.mktemp(name + head, numbered=False), head)
+
+    return lambda name, head="": make(name, head)
+
+
+@pytest.fixture
+def albert(tmp_path: Path) -> Path:
+    """A checkpoint that the test may change."""
+    return make_architecture("albert", tmp_path)

@@ -27,6 +27,9 @@ def random_ids(*lengths: int, seed: int = 0) -> list[np.ndarray]:
     return [generator.integers(5, SIZES["vocab_size"], length, dtype=np.int32) for length in lengths]
 
 
+TEXTS = random_ids(1, 2, 7, 8, 9, 25, 33, 70)
+
+
 def run(runner: Runner, kinds: Kind | Sequence[Kind], ids: Sequence[np.ndarray]) -> list[Arrays]:
     """One batch of these texts; one kind for all, or one for each."""
     each = [kinds] * len(ids) if isinstance(kinds, Kind) else kinds
