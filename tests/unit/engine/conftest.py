@@ -1,4 +1,4 @@
-"""The real worker, started over a weightless runner."""
+"""The real worker, started over a weightless runner, and the tokenizer of a small checkpoint."""
 
 from contextlib import asynccontextmanager
 
@@ -11,6 +11,7 @@ from tei_grpc.metrics import Metrics
 from tests import folders
 from tests.fakes import FakeDevice, FakeRunner
 from tests.unit.engine.desk import Desk
+from tests.unit.engine.texts import tokenizer_of
 
 
 @pytest.fixture
@@ -36,3 +37,10 @@ def impatient(monkeypatch):
     """Options and a pace by which a batch hangs after a few hundredths of a second."""
     monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
     return {"runner_timeout": 0.03}
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    tokenizer = tokenizer_of(folders.embedder(tmp_path))
+    yield tokenizer
+    tokenizer.close()
