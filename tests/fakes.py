@@ -10,7 +10,7 @@ import numpy as np
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.engine import Engine
 from tei_grpc.engine.flight import Started
-from tei_grpc.engine.queue import ANY, Size
+from tei_grpc.engine.queue import ANY, NONE, Demand, Size
 from tei_grpc.engine.worker import Worker
 from tei_grpc.errors import TeiError
 from tei_grpc.loading.model_config import ModelConfig, read_model_config
@@ -68,15 +68,15 @@ class FakeRunner:
         """There always is."""
         return True
 
-    def size(self, max_tokens: int) -> Size:
+    def size(self, demand: Demand) -> Size:
         """All there is."""
-        return Size(1, max_tokens, ANY)
+        return Size(1, demand.budget, ANY)
 
     def tell(self, wake: Callable[[], None]) -> bool:
         """Batches run one after the other."""
         return False
 
-    def launch(self, batch: Batch, *, crowded: bool = False) -> Started:
+    def launch(self, batch: Batch, demand: Demand = NONE) -> Started:
         """Like a CPU: the work is done where the answers are asked for."""
         return Started(lambda: self.run(batch), lambda: True)
 

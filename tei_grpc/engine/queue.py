@@ -95,6 +95,16 @@ class Size(NamedTuple):
     longest: int  # its first text: a longer one is not overtaken, all wait with it; the others are no longer than fits
 
 
+class Demand(NamedTuple):
+    """What there is to do, in tokens."""
+
+    waiting: int
+    budget: int  # of a full batch
+
+
+NONE = Demand(0, 0)
+
+
 class Queue:
     """Entries in order of arrival, between the event loop and the device's thread."""
 
@@ -110,6 +120,11 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def demand(self) -> Demand:
+        """What waits now."""
+        return Demand(self._tokens, self.max_tokens)
 
     def put(self, entry: Entry) -> bool:
         """Append an entry; False when the queue is closed."""

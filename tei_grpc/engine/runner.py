@@ -22,7 +22,7 @@ from tei_grpc.engine.flight import Started
 from tei_grpc.engine.loader import load_model
 from tei_grpc.engine.pipeline import BuildPipeline, Mark, build_pipeline
 from tei_grpc.engine.placement import Placement, place_model
-from tei_grpc.engine.queue import ANY, Size
+from tei_grpc.engine.queue import ANY, NONE, Demand, Size
 from tei_grpc.engine.shards import THREADS, Shards, results
 from tei_grpc.engine.workspace import Watch, report, workspace
 from tei_grpc.errors import ModelTypeError, StartupError, TeiError, reason_of
@@ -88,16 +88,18 @@ class Runner:
         """How many batches may run, or wait to, while another one is started."""
         return self._pipeline.ahead or (THREADS if self._shards.busy else 0)
 
-    def size(self, max_tokens: int) -> Size:
-        """How large the next batch should be, where a full one has `max_tokens`.
+    def size(self, demand: Demand) -> Size:
+        """How large the next batch should be.
 
-        Beside another one it has half of that, or what the other one leaves of it, so that both together take no more
-        memory; longer texts wait for all cores.
+        Where two may run side by side each takes half of what waits, if that is worth it, and of the budget, or what
+        the other one leaves of it, so that both together take no more memory; longer texts wait for all cores.
         """
-        if not self._shards.busy:
-            return Size(1, max_tokens, ANY)
-        most = min(max_tokens // 2, max_tokens - self._shards.tokens)
-        return Size(min(LEAST_BESIDE, most), most, most)
+        waiting, budget = demand
+        most = min(budget // THREADS, budget - self._shards.tokens)
+        half = min(most, max(waiting // THREADS, LEAST_BESIDE))
+        if self._shards.busy:
+            return Size(min(LEAST_BESIDE, most), half, most)
+        return Size(1, half if self._shards.is_used and waiting >= THREADS * LEAST_BESIDE else budget, ANY)
 
     def wait_for_room(self, timeout: float) -> bool:
         """Until a batch that is started would run at once; False when none would after `timeout` seconds."""
@@ -200,12 +202,14 @@ class Runner:
         """
         return list(self.launch(batch).collect())
 
-    def launch(self, batch: Batch, *, crowded: bool = False) -> Started:
-        """Start a batch, `crowded` if others wait; `collect` then gives what `run` gives. Either raises what it raises.
+    def launch(self, batch: Batch, demand: Demand = NONE) -> Started:
+        """Start a batch, behind which there is `demand`; `collect` then gives what `run` gives. Either raises the same.
 
         Where nothing can run beside the caller, the work is done there.
         """
-        shards = self._shards.cut([len(entry) for entry in batch.entries], evenly=not crowded)
+        lengths = [len(entry) for entry in batch.entries]
+        is_half = demand.waiting >= LEAST_BESIDE and sum(lengths) <= demand.budget // THREADS
+        shards = self._shards.cut(lengths, into=1 if is_half else THREADS)
         if shards:
             return self._launch_shards(batch, shards)
         with torch.inference_mode():

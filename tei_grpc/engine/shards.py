@@ -43,12 +43,12 @@ class Shards:
     def __init__(self, hidden: int, threads: int) -> None:
         """Share torch's `threads`; `hidden` is the model's hidden size."""
         self._hidden = hidden
-        self._is_used = threads % THREADS == 0
+        self.is_used = threads % THREADS == 0
         self._calls: Calls = SimpleQueue()
         self._unfinished: list[int] = []  # tokens of each shard
         self._changed = threading.Condition()
         self.wake: Callable[[], None] = lambda: None  # called whenever one has ended
-        if self._is_used:
+        if self.is_used:
             self._start(threads // THREADS)
             torch.set_num_threads(threads)  # what was set last holds for every thread to come
 
@@ -69,14 +69,14 @@ class Shards:
         with self._changed:
             return self._changed.wait_for(lambda: self.busy <= most, timeout)
 
-    def cut(self, lengths: Sequence[int], *, evenly: bool = True) -> list[list[int]]:
+    def cut(self, lengths: Sequence[int], *, into: int = THREADS) -> list[list[int]]:
         """The rows of each shard of a batch that has texts of these lengths; none where all cores are to share it.
 
-        Unless others wait for the thread that ends first, the shards must be about even.
+        Two shards must be about even. `into` 1 leaves the other thread to another batch, as does one that is at work.
         """
-        if self.busy:
+        if self.busy or (self.is_used and into == 1):
             return [list(range(len(lengths)))]
-        if not self._is_used or sum(lengths) < 2 * LEAST_TOKENS:
+        if not self.is_used or sum(lengths) < 2 * LEAST_TOKENS:
             return []
         rows: tuple[list[int], list[int]] = ([], [])
         costs = [0, 0]
@@ -84,8 +84,7 @@ class Shards:
             lighter = costs.index(min(costs))
             rows[lighter].extend(piece.rows)
             costs[lighter] += piece.cost
-        most = UNEVEN / 2 if evenly else 1.0
-        return [] if not min(costs) or max(costs) > most * sum(costs) else [sorted(shard) for shard in rows]
+        return [] if max(costs) > UNEVEN / 2 * sum(costs) else [sorted(shard) for shard in rows]
 
     def start(self, work: Callable[[Batch], T], shards: Sequence[Batch]) -> list[Future[T]]:
         """Have threads call `work` with each shard; the futures of what it returns."""

@@ -137,14 +137,14 @@ class Worker:
         """Form batches as the device can take them: where it works by itself, one more than it runs."""
         while not self._queue.closed:
             has_room = runner.wait_for_room(ROOM_SECONDS)
-            size = runner.size(self._queue.max_tokens)
+            size = runner.size(self._queue.demand)
             taken = self._queue.take(self._patience(), size) if has_room else None
             if taken is None:
                 self._idle(runner)
                 continue
             self._fail(taken.expired, DeadlineError)
             if taken.batch:
-                self._start(runner, taken.batch, size.most)
+                self._start(runner, taken.batch, min(size.longest, self._queue.max_tokens))
             self._land_all(runner, but=runner.ahead)
         self._land_all(runner, but=0)
 
@@ -184,7 +184,7 @@ class Worker:
         started, run = time.monotonic_ns(), None
         try:
             with self._watchdog.running(0):
-                run = runner.launch(pack(entries), crowded=len(self._queue) > 0)
+                run = runner.launch(pack(entries), self._queue.demand)
         except Exception:
             logger.exception("a batch of %d could not be started", len(entries))
         return Flight(entries, started, most, run)

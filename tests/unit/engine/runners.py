@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tei_grpc.engine.flight import Started
+from tei_grpc.engine.queue import NONE, Demand
 from tei_grpc.types import Batch, Entry
 from tests.fakes import FakeRunner, answer
 
@@ -23,14 +24,14 @@ class Overlapping(FakeRunner):
         super().__init__()
         self.ahead = 1
         self.log: list[str] = []
-        self.crowds: list[bool] = []
+        self.waiting: list[int] = []
         self.failing: Callable[[str, Batch], None] = lambda step, batch: None
         self.is_done: Callable[[Batch], bool] = lambda batch: True
 
-    def launch(self, batch: Batch, *, crowded: bool = False):
+    def launch(self, batch: Batch, demand: Demand = NONE):
         name = "+".join(str(each.id) for each in batch.entries)
         self.log.append(f"launch {name}")
-        self.crowds.append(crowded)
+        self.waiting.append(demand.waiting)
         self.failing("launch", batch)
 
         def collect():

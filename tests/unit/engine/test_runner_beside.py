@@ -13,7 +13,7 @@ import torch
 from tei_grpc import cpus
 from tei_grpc.config import EngineConfig
 from tei_grpc.engine.batch import pack
-from tei_grpc.engine.queue import ANY, Size
+from tei_grpc.engine.queue import ANY, Demand, Size
 from tei_grpc.engine.runner import LEAST_BESIDE, Runner
 from tei_grpc.loading.model_config import read_model_config
 from tei_grpc.types import Batch, Entry, Kind
@@ -79,9 +79,38 @@ def test_batches_that_run_at_the_same_time_answer_bit_by_bit_what_each_answers_a
         assert [values(each.collect()) for each in started] == alone
 
 
-def test_batch_of_an_idle_device_may_have_all_tokens(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("waiting", "most"),
+    [
+        (0, BUDGET),
+        (2 * LEAST_BESIDE - 1, BUDGET),
+        (2 * LEAST_BESIDE, LEAST_BESIDE),
+        (700, 350),
+        (3 * BUDGET, BUDGET // 2),
+    ],
+)
+def test_batch_of_an_idle_device_has_what_waits_or_half_where_that_is_enough_for_both_threads(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, most: int
+) -> None:
     runner = load(bert, monkeypatch)
-    assert (runner.size(BUDGET), runner.ahead) == (Size(1, BUDGET, ANY), 0)
+    assert (runner.size(Demand(waiting, BUDGET)), runner.ahead) == (Size(1, most, ANY), 0)
+
+
+@pytest.mark.parametrize(("waiting", "busy"), [(0, 2), (LEAST_BESIDE - 1, 2), (LEAST_BESIDE, 1)])
+def test_batch_leaves_the_other_thread_to_what_waits(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, busy: int
+) -> None:
+    runner, found = load(bert, monkeypatch), []
+    start = runner._shards.start
+    monkeypatch.setattr(runner._shards, "start", lambda work, shards: found.append(len(shards)) or start(work, shards))
+    runner.launch(batch(0, *[30] * 8), Demand(waiting, BUDGET)).collect()
+    assert found == [busy]
+
+
+def test_text_longer_than_half_of_the_budget_has_all_cores(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load(bert, monkeypatch)
+    monkeypatch.setattr(runner._shards, "start", lambda work, shards: pytest.fail("one thread has it"))
+    runner.launch(batch(0, 33), Demand(3000, 64)).collect()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +128,16 @@ def test_two_batches_have_no_more_tokens_than_one_may(
 ) -> None:
     runner = load(bert, monkeypatch)
     with one_half_at_work(runner, tokens=under_way):
-        assert runner.size(budget) == Size(least, most, most)
+        assert runner.size(Demand(3 * BUDGET, budget)) == Size(least, most, most)
+
+
+@pytest.mark.parametrize(("waiting", "most"), [(0, LEAST_BESIDE), (300, LEAST_BESIDE), (600, 300)])
+def test_batch_beside_another_one_has_half_of_what_waits(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, most: int
+) -> None:
+    runner = load(bert, monkeypatch)
+    with one_half_at_work(runner, tokens=300):
+        assert runner.size(Demand(waiting, BUDGET)) == Size(LEAST_BESIDE, most, BUDGET // 2)
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -109,7 +147,8 @@ def test_batches_run_one_after_the_other_where_cores_cannot_be_halved(
     runner = load(bert, monkeypatch, cores)
     started = runner.launch(batch(0, *[30] * 11))
     assert started.is_done()
-    assert (runner.size(BUDGET), runner.ahead, runner.wait_for_room(0)) == (Size(1, BUDGET, ANY), 0, True)
+    assert runner.size(Demand(3 * BUDGET, BUDGET)) == Size(1, BUDGET, ANY)
+    assert (runner.ahead, runner.wait_for_room(0)) == (0, True)
     assert [array.shape for (array,) in started.collect()] == [(30, 32)] * 11
 
 

@@ -71,13 +71,17 @@ def test_cores_that_cannot_be_halved_run_batches_whole(threads: int) -> None:
     assert Shards(HIDDEN, threads).cut([64] * 64) == []
 
 
-def test_uneven_shards_will_do_where_others_wait_for_the_thread_that_ends_first(shards: Shards) -> None:
+def test_uneven_shards_are_not_cut(shards: Shards) -> None:
     assert shards.cut([40, 300]) == []
-    assert sorted(shards.cut([40, 300], evenly=False)) == [[0], [1]]
 
 
-def test_one_text_is_never_cut(shards: Shards) -> None:
-    assert shards.cut([300], evenly=False) == []
+@pytest.mark.parametrize("lengths", [[300], [40, 300], [64] * 64])
+def test_one_thread_has_all_of_a_batch_where_another_one_is_to_come(shards: Shards, lengths: list[int]) -> None:
+    assert shards.cut(lengths, into=1) == [[*range(len(lengths))]]
+
+
+def test_no_batch_is_to_come_beside_one_where_cores_cannot_be_halved() -> None:
+    assert Shards(HIDDEN, 3).cut([64] * 64, into=1) == []
 
 
 def test_both_threads_work_at_once_with_half_of_the_cores(shards: Shards) -> None:

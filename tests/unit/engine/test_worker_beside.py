@@ -11,7 +11,7 @@ import torch
 
 from tei_grpc.engine import flight, worker
 from tei_grpc.engine.flight import Started
-from tei_grpc.engine.queue import ANY, Size
+from tei_grpc.engine.queue import ANY, NONE, Demand, Size
 from tei_grpc.engine.shards import THREADS, Shards, results
 from tei_grpc.errors import DeadlineError, InferenceError, TeiError, UnavailableError
 from tei_grpc.metrics import Metrics
@@ -44,9 +44,9 @@ class Halves(FakeRunner):
     def ahead(self, _: int) -> None:
         """Not to be set."""
 
-    def size(self, max_tokens: int) -> Size:
+    def size(self, demand: Demand) -> Size:
         self.looks.release()
-        return Size(LEAST, HALF, HALF) if self.shards.busy else Size(1, max_tokens, ANY)
+        return Size(LEAST, HALF, HALF) if self.shards.busy else Size(1, demand.budget, ANY)
 
     def wait_for_room(self, timeout: float) -> bool:
         return self.shards.wait(THREADS - 1, timeout)
@@ -58,7 +58,7 @@ class Halves(FakeRunner):
     def check(self) -> None:
         self.checks += 1
 
-    def launch(self, batch: Batch, *, crowded: bool = False) -> Started:
+    def launch(self, batch: Batch, demand: Demand = NONE) -> Started:
         futures = self.shards.start(self.run, [batch])
         return Started(lambda: results(futures)[0], lambda: all(future.done() for future in futures))
 

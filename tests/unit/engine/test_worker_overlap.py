@@ -27,13 +27,13 @@ async def test_next_batch_is_started_before_the_one_that_runs_is_awaited(device_
             np.testing.assert_array_equal(desk.results[id].arrays[0], row(entry(id)))
 
 
-async def test_runner_is_told_whether_others_wait(device_over):
+async def test_runner_is_told_how_much_waits(device_over):
     runner = Overlapping()
     async with device_over(runner, max_batch_requests=2) as (device, desk):
         await held_back(device, runner, [entry(id) for id in range(1, 6)])
         runner.gate.set()
         await desk.until(lambda: len(desk.results) == 6)
-        assert runner.crowds == [False, True, True, False]
+        assert runner.waiting == [0, 3 * 2, 2, 0]  # each has two tokens
 
 
 async def test_lonely_batch_is_awaited_at_once(device_over):
