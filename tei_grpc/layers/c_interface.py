@@ -28,7 +28,7 @@ class Handles:
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        weakref.finalize(self, _delete, self._numbers)
+        weakref.finalize(self, _delete, self._numbers).atexit = False  # a batch may still run at the process's end
 
     def add(self, tensor: Tensor) -> int:
         """Its number. Raises AttributeError where torch has no such interface."""

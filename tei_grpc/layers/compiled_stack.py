@@ -59,7 +59,7 @@ class CompiledStack:
         texts, scale = slice(0, len(inputs.offsets) - 1), query.shape[2] ** -0.5
         attention = self._attention.kernel.arguments(states, inputs, texts, scale, FULL)
         rows = self._norm.arguments(*x.shape)
-        numbers = _numbers(
+        numbers = _arguments(
             {
                 **self._given,
                 Slot.HIDDEN: handles.add(x),
@@ -94,12 +94,12 @@ class CompiledStack:
 
 
 def _norm_numbers(norm: nn.LayerNorm, dtype: torch.dtype) -> tuple[int, ...]:
-    if norm.weight.dtype != dtype or not norm.weight.is_contiguous() or not norm.bias.is_contiguous():
+    if not all(values.dtype == dtype and values.is_contiguous() for values in (norm.weight, norm.bias)):
         raise ValueError("a norm has numbers of another kind")
     return norm.weight.data_ptr(), norm.bias.data_ptr(), float_bits(norm.eps)
 
 
-def _numbers(given: dict[Slot, int]) -> "ctypes.Array[ctypes.c_int64]":
+def _arguments(given: dict[Slot, int]) -> "ctypes.Array[ctypes.c_int64]":
     numbers = (ctypes.c_int64 * len(Slot))()
     for slot, number in given.items():
         numbers[slot] = number

@@ -68,13 +68,14 @@ class PostNormStack(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(layers)
         self._heads = heads
-        self._is_tried = False
+        self._is_tried = False  # to compile them
+        self._is_proven = False
         self._compiled: CompiledStack | None = None
 
     @property
     def is_compiled(self) -> bool:
         """Whether the layers run in one call, as far as batches have met it."""
-        return self._compiled is not None
+        return self._is_proven and self._compiled is not None
 
     def forward(self, x: Tensor, inputs: PackedInputs) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; `x` is not to be used any more."""
@@ -93,20 +94,25 @@ class PostNormStack(nn.Module):
         if not self._is_tried:
             with _proving:
                 if not self._is_tried:
-                    self._prove(x, inputs)
+                    self._compiled, self._is_tried = self._compile(x), True
         compiled = self._compiled
-        return compiled if compiled is not None and compiled.takes(x, inputs) else None
+        if compiled is None or not compiled.takes(x, inputs):
+            return None
+        if not self._is_proven:
+            with _proving:
+                if not self._is_proven:
+                    self._prove(compiled, x, inputs)
+        return self._compiled
 
-    def _prove(self, x: Tensor, inputs: PackedInputs) -> None:
-        compiled = self._compile(x)
-        if compiled is not None:
-            if not compiled.takes(x, inputs):
-                return  # another batch may prove it
-            expected = self._run_layers(x.clone(), inputs)
+    def _prove(self, compiled: "CompiledStack", x: Tensor, inputs: PackedInputs) -> None:
+        expected = self._run_layers(x.clone(), inputs)
+        try:
             if not torch.equal(compiled(x.clone(), inputs), expected):
-                logger.warning("compiled layers give other numbers than the layers one by one, which run instead")
-                compiled = None
-        self._compiled, self._is_tried = compiled, True
+                raise RuntimeError("they give other numbers")
+        except RuntimeError as error:
+            logger.warning("compiled layers are not used, the layers run one by one: %s", error)
+            self._compiled = None
+        self._is_proven = True
 
     def _compile(self, x: Tensor) -> "CompiledStack | None":
         parts = [cast(PostNormLayer, layer).parts for layer in self.layer]

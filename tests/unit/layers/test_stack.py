@@ -1,5 +1,8 @@
 """Layers that run in one call of compiled code: the same bits as one by one, wherever they may run so."""
 
+import ctypes
+import subprocess
+import sys
 from dataclasses import replace
 
 import psutil
@@ -7,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tei_grpc.layers import int8, onednn
+from tei_grpc.layers import compiled_products, compiled_stack, int8, onednn
 from tei_grpc.layers.compiled_stack import CompiledStack
-from tei_grpc.layers.cpu_kernels import CpuKernels
+from tei_grpc.layers.cpu_kernels import CpuKernels, find_kernel
 from tei_grpc.layers.linear import Linear
 from tei_grpc.layers.packed import PackedInputs
 from tei_grpc.layers.precision import Float32
@@ -134,6 +137,37 @@ def test_stack_whose_layers_do_something_else_is_found_out(caplog):
     assert not stack.is_compiled
     assert torch.equal(found, expected)
     assert "other numbers" in caplog.text
+
+
+def test_layers_run_one_by_one_where_torchs_product_gives_an_error(monkeypatch, caplog):
+    fails = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 8)(lambda *_: 1)
+    monkeypatch.setattr(compiled_products, "address_of", lambda _: ctypes.cast(fails, ctypes.c_void_p).value)
+    stack = prepared(make())
+    found, expected = run(stack, batch(*LENGTHS))
+    assert not stack.is_compiled
+    assert torch.equal(found, expected)
+    assert "a product of a compiled layer failed" in caplog.text
+
+
+def test_text_whose_attention_runs_in_blocks_leaves_the_proof_to_others(monkeypatch):
+    kernel = find_kernel(torch.float32, HIDDEN // HEADS, is_windowed=False)
+    monkeypatch.setattr(compiled_stack, "find_kernel", lambda *_, **__: kernel._replace(blocks_from=30))
+    stack = prepared(make())
+    compiled = []
+    for length, is_compiled in ((30, False), (31, False), (29, True), (30, True)):
+        found, expected = run(stack, batch(length))
+        assert torch.equal(found, expected)
+        assert stack.is_compiled is is_compiled
+        compiled.append(stack._compiled)
+    assert len(set(map(id, compiled))) == 1
+
+
+def test_handles_are_freed_with_their_owner_but_not_at_the_end_of_a_process_whose_batches_may_still_run():
+    code = (
+        "from tei_grpc.layers import c_interface as c; c._delete = lambda numbers: print(numbers); "
+        "kept, gone = c.Handles(), c.Handles(); gone._numbers.append(7); del gone"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "[7]\n"
 
 
 def test_recovery_in_float32_runs_layer_by_layer():
