@@ -6,7 +6,7 @@ look them up takes a fraction of the time. The tokenizers library does so inside
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 import tokenizers
@@ -48,7 +48,7 @@ class Words:
         new = {word: to_bytes(encoding.ids) for word, encoding in zip(unknown, encodings, strict=True)}
         if len(known) + len(new) > MOST_WORDS:
             self._known = known = {}
-        known.update((word, ids) for word, ids in new.items() if len(word) <= LONGEST_WORD)
+        known.update(islice(((word, ids) for word, ids in new.items() if len(word) <= LONGEST_WORD), MOST_WORDS))
         return found | new
 
 
