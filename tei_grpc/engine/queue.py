@@ -93,16 +93,18 @@ class Size(NamedTuple):
     least: int  # that must wait for it, together
     most: int
     longest: int  # its first text: a longer one is not overtaken, all wait with it; the others are no longer than fits
+    share: int = ANY  # of what waits now; the rest is for others
 
 
 class Demand(NamedTuple):
     """What there is to do, in tokens."""
 
     waiting: int
+    first: int  # of the text that is next; 0 where none waits
     budget: int  # of a full batch
 
 
-NONE = Demand(0, 0)
+NONE = Demand(0, 0, 0)
 
 
 class Queue:
@@ -124,7 +126,9 @@ class Queue:
     @property
     def demand(self) -> Demand:
         """What waits now."""
-        return Demand(self._tokens, self.max_tokens)
+        with self._changed:
+            first = next(iter(self._entries.values()), ())
+            return Demand(self._tokens, len(first), self.max_tokens)
 
     def put(self, entry: Entry) -> bool:
         """Append an entry; False when the queue is closed."""
@@ -156,7 +160,7 @@ class Queue:
             self._wanted = size
             self._changed.wait_for(lambda: self._closed or self._is_woken or self._holds(size), timeout)
             if self._holds(size):
-                return self._take(size.most)
+                return self._take(min(size.most, size.share))
             self._is_woken = False
             return None
 

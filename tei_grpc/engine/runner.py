@@ -94,12 +94,17 @@ class Runner:
         Where two may run side by side each takes half of what waits, if that is worth it, and of the budget, or what
         the other one leaves of it, so that both together take no more memory; longer texts wait for all cores.
         """
-        waiting, budget = demand
-        most = min(budget // THREADS, budget - self._shards.tokens)
-        half = min(most, max(waiting // THREADS, LEAST_BESIDE))
+        waiting, _, budget = demand
+        most, share = self._room_beside(self._shards.tokens, budget), max(waiting // THREADS, LEAST_BESIDE)
         if self._shards.busy:
-            return Size(min(LEAST_BESIDE, most), half, most)
-        return Size(1, half if self._shards.is_used and waiting >= THREADS * LEAST_BESIDE else budget, ANY)
+            return Size(min(LEAST_BESIDE, most), most, most, share)
+        if self._shards.is_used and waiting >= THREADS * LEAST_BESIDE:
+            return Size(1, most, ANY, share)
+        return Size(1, budget, ANY)
+
+    def _room_beside(self, tokens: int, budget: int) -> int:
+        """The most tokens of a batch beside one that has `tokens`."""
+        return min(budget // THREADS, budget - tokens)
 
     def wait_for_room(self, timeout: float) -> bool:
         """Until a batch that is started would run at once; False when none would after `timeout` seconds."""
@@ -208,8 +213,7 @@ class Runner:
         Where nothing can run beside the caller, the work is done there.
         """
         lengths = [len(entry) for entry in batch.entries]
-        is_half = demand.waiting >= LEAST_BESIDE and sum(lengths) <= demand.budget // THREADS
-        shards = self._shards.cut(lengths, into=1 if is_half else THREADS)
+        shards = self._shards.cut(lengths, into=1 if self._is_half(sum(lengths), demand) else THREADS)
         if shards:
             return self._launch_shards(batch, shards)
         with torch.inference_mode():
@@ -218,6 +222,15 @@ class Runner:
                 computed = iter(list(computed))
             mark = self._pipeline.mark()
         return Started(partial(self._collect, batch, partial(self._wait_for, batch, computed, mark)), mark.is_done)
+
+    def _is_half(self, tokens: int, demand: Demand) -> bool:
+        """Whether the other thread will have what waits behind a batch, if this one has the batch alone."""
+        waiting, first, budget = demand
+        return (
+            waiting >= LEAST_BESIDE
+            and tokens <= self._room_beside(0, budget)
+            and first <= self._room_beside(tokens, budget)
+        )
 
     def _collect(self, batch: Batch, answer: Callable[[], list[Answer]]) -> list[Answer]:
         answers = answer()

@@ -1,9 +1,9 @@
 """Owns how a CPU runs batches on all its cores: in shards, each on one of two threads that have half of the cores.
 
 Threads that share a product wait for each other after every one of them, and idle through all that is not shared.
-Shards wait for nobody: a batch that comes while both threads are idle is cut into two of equal cost, one that comes
-while one is at work goes to the other as it is. A lonely batch that cannot be halved, such as a single text, is run by
-all cores together.
+Shards wait for nobody: a batch that comes while both threads are idle is cut into two of equal cost, unless enough
+waits behind it for the other thread; one that comes while one is at work goes to the other as it is. A lonely batch
+that cannot be halved, such as a single text, is run by all cores together.
 """
 
 import threading

@@ -144,7 +144,7 @@ class Worker:
                 continue
             self._fail(taken.expired, DeadlineError)
             if taken.batch:
-                self._start(runner, taken.batch, min(size.longest, self._queue.max_tokens))
+                self._start(runner, taken.batch, size.most)
             self._land_all(runner, but=runner.ahead)
         self._land_all(runner, but=0)
 

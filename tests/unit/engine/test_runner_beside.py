@@ -80,37 +80,46 @@ def test_batches_that_run_at_the_same_time_answer_bit_by_bit_what_each_answers_a
 
 
 @pytest.mark.parametrize(
-    ("waiting", "most"),
+    ("waiting", "most", "share"),
     [
-        (0, BUDGET),
-        (2 * LEAST_BESIDE - 1, BUDGET),
-        (2 * LEAST_BESIDE, LEAST_BESIDE),
-        (700, 350),
-        (3 * BUDGET, BUDGET // 2),
+        (0, BUDGET, ANY),
+        (2 * LEAST_BESIDE - 1, BUDGET, ANY),
+        (2 * LEAST_BESIDE, BUDGET // 2, LEAST_BESIDE),
+        (700, BUDGET // 2, 350),
+        (3 * BUDGET, BUDGET // 2, 3 * BUDGET // 2),
     ],
 )
 def test_batch_of_an_idle_device_has_what_waits_or_half_where_that_is_enough_for_both_threads(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, most: int
+    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, most: int, share: int
 ) -> None:
     runner = load(bert, monkeypatch)
-    assert (runner.size(Demand(waiting, BUDGET)), runner.ahead) == (Size(1, most, ANY), 0)
+    assert (runner.size(Demand(waiting, 9, BUDGET)), runner.ahead) == (Size(1, most, ANY, share), 0)
 
 
-@pytest.mark.parametrize(("waiting", "busy"), [(0, 2), (LEAST_BESIDE - 1, 2), (LEAST_BESIDE, 1)])
+@pytest.mark.parametrize(
+    ("waiting", "first", "busy"),
+    [
+        (0, 0, 2),
+        (LEAST_BESIDE - 1, 9, 2),
+        (LEAST_BESIDE, 9, 1),
+        (3000, BUDGET // 2, 1),
+        (3000, BUDGET // 2 + 1, 2),  # it could not start beside the batch
+    ],
+)
 def test_batch_leaves_the_other_thread_to_what_waits(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, busy: int
+    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, first: int, busy: int
 ) -> None:
     runner, found = load(bert, monkeypatch), []
     start = runner._shards.start
     monkeypatch.setattr(runner._shards, "start", lambda work, shards: found.append(len(shards)) or start(work, shards))
-    runner.launch(batch(0, *[30] * 8), Demand(waiting, BUDGET)).collect()
+    runner.launch(batch(0, *[30] * 8), Demand(waiting, first, BUDGET)).collect()
     assert found == [busy]
 
 
 def test_text_longer_than_half_of_the_budget_has_all_cores(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = load(bert, monkeypatch)
     monkeypatch.setattr(runner._shards, "start", lambda work, shards: pytest.fail("one thread has it"))
-    runner.launch(batch(0, 33), Demand(3000, 64)).collect()
+    runner.launch(batch(0, 33), Demand(3000, 9, 64)).collect()
 
 
 @pytest.mark.parametrize(
@@ -128,16 +137,16 @@ def test_two_batches_have_no_more_tokens_than_one_may(
 ) -> None:
     runner = load(bert, monkeypatch)
     with one_half_at_work(runner, tokens=under_way):
-        assert runner.size(Demand(3 * BUDGET, budget)) == Size(least, most, most)
+        assert runner.size(Demand(3 * BUDGET, 9, budget)) == Size(least, most, most, 3 * BUDGET // 2)
 
 
-@pytest.mark.parametrize(("waiting", "most"), [(0, LEAST_BESIDE), (300, LEAST_BESIDE), (600, 300)])
+@pytest.mark.parametrize(("waiting", "share"), [(0, LEAST_BESIDE), (300, LEAST_BESIDE), (600, 300)])
 def test_batch_beside_another_one_has_half_of_what_waits(
-    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, most: int
+    bert: Path, monkeypatch: pytest.MonkeyPatch, waiting: int, share: int
 ) -> None:
     runner = load(bert, monkeypatch)
     with one_half_at_work(runner, tokens=300):
-        assert runner.size(Demand(waiting, BUDGET)) == Size(LEAST_BESIDE, most, BUDGET // 2)
+        assert runner.size(Demand(waiting, 9, BUDGET)) == Size(LEAST_BESIDE, BUDGET // 2, BUDGET // 2, share)
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -147,7 +156,7 @@ def test_batches_run_one_after_the_other_where_cores_cannot_be_halved(
     runner = load(bert, monkeypatch, cores)
     started = runner.launch(batch(0, *[30] * 11))
     assert started.is_done()
-    assert runner.size(Demand(3 * BUDGET, BUDGET)) == Size(1, BUDGET, ANY)
+    assert runner.size(Demand(3 * BUDGET, 9, BUDGET)) == Size(1, BUDGET, ANY)
     assert (runner.ahead, runner.wait_for_room(0)) == (0, True)
     assert [array.shape for (array,) in started.collect()] == [(30, 32)] * 11
 
