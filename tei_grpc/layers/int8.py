@@ -5,7 +5,6 @@ is found when it comes, so that no calibration is needed and no row depends on a
 they are proven before they are used: present, numerically equal on a sample, and faster than layers in float.
 """
 
-import time
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from tei_grpc.layers.rows import TINY, WIDEST, ZERO, dequantize, quantize
 
 FEWEST_OUTPUTS = 16  # a layer with fewer is a head or a router: its time is nothing, its numbers are the answer
 TOLERANCE = 2e-2  # of the sample's values, which are about 1
-ROUNDS = 20
 
 
 class Rows(NamedTuple):
@@ -133,29 +131,14 @@ def _is_right() -> bool:
 
 
 def _is_faster() -> bool:
-    """The product alone, than that of the faster float; best of some rounds, taken in turns.
-
-    By one thread's own time on the CPU: to be wrong because another process was busy would keep a server from starting.
-    """
+    """The product alone, than that of the faster float: to be wrong would keep a server from starting."""
     x, weight = torch.ones(256, 384), torch.ones(1536, 384)
     samples: list[tuple[Activation, Tensor]] = [(Product(weight, None, None).multiply, x.to(torch.uint8))]
     samples += [(_in_floats(weight.to(dtype)), x.to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        rounds = [[_seconds(product, rows) for product, rows in samples] for _ in range(ROUNDS)]
-    finally:
-        torch.set_num_threads(threads)
-    best: list[float] = [min(seconds) for seconds in zip(*rounds, strict=True)]
-    return best[0] < min(best[1:])
+    integers, *floats = onednn.least_seconds(samples)
+    return integers < min(floats)
 
 
 def _in_floats(weight: Tensor) -> Activation:
     product = onednn.prepack(weight, None, None)
     return partial(functional.linear, weight=weight) if product is None else product
-
-
-def _seconds(product: Activation, x: Tensor) -> float:
-    start = time.thread_time()
-    product(x)
-    return time.thread_time() - start

@@ -6,7 +6,7 @@ operators are private, so they are proven before they are used: present, numeric
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -89,16 +89,23 @@ def _is_right(dtype: torch.dtype) -> bool:
 
 
 def _is_faster(dtype: torch.dtype) -> bool:
-    """Best of some rounds, taken in turns, by one thread's own time: what else runs decides nothing."""
     x, weight, bias = _sample(256, 384, 1536, dtype)
-    packed, plain = Product(weight, bias, None), _plain(weight, bias, None)
+    ours, torchs = least_seconds([(Product(weight, bias, None), x), (_plain(weight, bias, None), x)])
+    return ours < torchs
+
+
+def least_seconds(products: Sequence[tuple[Activation, Tensor]]) -> list[float]:
+    """Of each product, with its rows, the best of some rounds, taken in turns.
+
+    By one thread's own time on the CPU: another process's work decides nothing.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rounds = [(_seconds(packed, x), _seconds(plain, x)) for _ in range(ROUNDS)]
+        rounds = [[_seconds(product, x) for product, x in products] for _ in range(ROUNDS)]
     finally:
         torch.set_num_threads(threads)
-    return min(ours for ours, _ in rounds) < min(torchs for _, torchs in rounds)
+    return [min(seconds) for seconds in zip(*rounds, strict=True)]
 
 
 def _plain(weight: Tensor, bias: Tensor | None, activation: Activation | None) -> Callable[[Tensor], Tensor]:
